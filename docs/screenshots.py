@@ -1,8 +1,8 @@
 """
 Make the pictures of docs/images from the pages of a made-up shop.
 
-Install pillow, then run `PYTHONPATH=.:tests:tests/web python docs/screenshots.py`. Pages and style are the real ones;
-the numbers are made up, so the pictures change only when the pages do.
+Install pillow, then run `PYTHONPATH=.:tests:tests/web python docs/screenshots.py`. The pictures show the real web pages with
+made-up numbers, so they change only when the pages change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def record(**fields: Any) -> SimpleNamespace:
 
 
 def hour(level: float, fails: float = 0.0, oldest: float = 0.2, stopped: int = 60) -> list[Any]:
-    """Return the minutes of an hour in which about `level` messages a second came; workers stopped at `stopped`."""
+    """Return the statistics of each minute of an hour: about `level` messages a second; workers stop at minute `stopped`."""
     rows = []
     for past in range(60):
         came = level * 60 * (1 + 0.4 * math.sin(past / 9) + CHANCE.uniform(-0.1, 0.1))
@@ -106,7 +106,7 @@ BEGAN = NOW - 412
 
 
 def event(after: float, kind: str, *fields: Any) -> SimpleNamespace:
-    """Return an event of a message; `fields` are attempt, by, reason, raised, error and took."""
+    """Return an event in the history of a message; `fields` are attempt, by, reason, raised, error and took."""
     rest = (None, "", "", "", "", None)
     names = ("attempt", "by", "reason", "raised", "error", "took")
     return record(at=BEGAN + after, kind=kind, **dict(zip(names, (*fields, *rest[len(fields) :]), strict=True)))
@@ -159,7 +159,7 @@ WORKERS = [
 
 
 def entry(name: str, schedule: str, ticks_in: float, last: float, **fields: Any) -> CronState:
-    """Return a periodic job that is well, but for `fields`."""
+    """Return a healthy periodic job, changed by `fields`."""
     rest = {"late": 0.0, "is_served": True, "last_id": "", "is_alive": False, "missed": 0, "pause": None}
     rest |= {
         "seen": round(NOW),
@@ -195,7 +195,7 @@ REPORT = StackReport(
         ),
     ),
 )
-#: Picture -> template, what it is given, and how high the window is.
+#: Name of a picture -> template, data of the template, and height of the window.
 PICTURES = {
     "queues": ("queues.html", {"overview": Overview(VIEWS, WORKERS, {}, {}, NOW), "histories": HOURS}, 760),
     "queue": (
@@ -235,7 +235,7 @@ def url(route: str, **params: Any) -> str:
 
 
 def answer(environment: Environment, route: Route) -> None:
-    """Answer a request of the browser for a page or a file of its style; it is pictured before its first refresh."""
+    """Answer a request of the browser for a page or for its style sheet."""
     name = route.request.url.removeprefix(ORIGIN).removeprefix("/").partition("?")[0]
     if name in PICTURES:
         template, fields, _ = PICTURES[name]
@@ -248,7 +248,7 @@ def answer(environment: Environment, route: Route) -> None:
 
 
 def save(png: bytes, path: Path) -> None:
-    """Write a picture with a palette: a fifth of its bytes, and it looks the same."""
+    """Write a picture with a palette: it looks the same and needs a fifth of the bytes."""
     image = (
         Image.open(io.BytesIO(png))
         .convert("RGB")
@@ -259,7 +259,7 @@ def save(png: bytes, path: Path) -> None:
 
 
 def main() -> None:
-    """Make every picture, light and dark."""
+    """Make every picture in a light and a dark version."""
     IMAGES.mkdir(exist_ok=True)
     environment = templates()
     with chromium() as browser:

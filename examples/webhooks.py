@@ -1,8 +1,8 @@
 """
 Deliver webhooks to servers that fail, hang and recover.
 
-Every failure is tried again, later and later. What the receiver refuses for good is a dead letter at
-once; what fails to the end becomes one. The receiver here is a real HTTP server on this machine.
+reliq retries each failure, with growing delays. A webhook that the receiver refuses (HTTP 4xx) becomes a dead letter
+immediately; other webhooks become dead letters when no retry is left. The receiver is an HTTP server in this program.
 
     python examples/webhooks.py
 """
@@ -21,13 +21,13 @@ from tenacity import wait_exponential
 
 from reliq import Consumer, Job, Queue, Reject, WorkerSettings
 
-#: A receiver has so long to answer.
+#: How long to wait for an answer of the receiver.
 ANSWER_SECONDS = 0.3
 REFUSED_FOR_GOOD = range(400, 500)
 
 
 class Hook(TypedDict):
-    """The message: what to send where."""
+    """The body of a message: an event, and the URL that gets it."""
 
     url: str
     event: dict[str, str]
@@ -39,11 +39,11 @@ consumer = Consumer()
 
 @consumer.handler(HOOKS, timeout=10, backoff=wait_exponential(multiplier=0.05, max=1))
 def deliver(hook: Hook, job: Job[Hook]) -> None:
-    """Send the event; any error but a refusal is worth another try."""
+    """Send the event. A refusal rejects the message; any other error retries it."""
     request = urllib.request.Request(
         hook["url"],
         data=json.dumps(hook["event"]).encode(),
-        # A delivery may be repeated: by this header the receiver knows one that it has already.
+        # A webhook can be sent twice. By this header, the receiver can ignore the second.
         headers={"Content-Type": "application/json", "Idempotency-Key": job.id},
     )
     try:
@@ -56,12 +56,12 @@ def deliver(hook: Hook, job: Job[Hook]) -> None:
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Somebody else's server, as they are."""
+    """The server of a customer: it works, recovers, hangs, moves or fails."""
 
     calls: ClassVar[Counter[str]] = Counter()
 
     def do_POST(self) -> None:
-        """Answer as the path says."""
+        """Answer with the status that belongs to the path."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.calls[self.path] += 1
         first_calls = self.calls[self.path] <= 2
@@ -82,11 +82,11 @@ class Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet: the story is told by the sender."""
+        """Log nothing, because the handler prints the results."""
 
 
 def main() -> None:
-    """Publish one webhook for each sort of receiver, deliver them all, and show what could not be delivered."""
+    """Publish a webhook for each behaviour of the receiver, deliver them, and print the dead letters."""
     receiver = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{receiver.server_port}"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from reliq.events import Event as Event, Observer as Observer
     from reliq.handlers.handler import Job as Job
     from reliq.keys import Layout as Layout
+    from reliq.limits import Limit as Limit
     from reliq.message import (
         Ack as Ack,
         BulkResult as BulkResult,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         Counts as Counts,
         DeadLetter as DeadLetter,
         DeathReason as DeathReason,
+        Debounce as Debounce,
         Duration as Duration,
         Header as Header,
         Nack as Nack,
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
         Reject as Reject,
         RescheduleStatus as RescheduleStatus,
         Snooze as Snooze,
+        Status as Status,
+        Throttle as Throttle,
     )
     from reliq.outbox.relay import Relay as Relay
     from reliq.queue import Queue as Queue
@@ -57,10 +61,11 @@ if TYPE_CHECKING:
         QueueSettings as QueueSettings,
         WorkerSettings as WorkerSettings,
     )
+    from reliq.tasks import Task as Task, Tasks as Tasks
 
 if sys.platform == "win32":
     raise ImportError(
-        "reliq needs a POSIX system: its connections use poll, its workers fork handlers and signals; "
+        "reliq needs a POSIX system: its connections use poll, and its workers use signals and fork hooks; "
         "on Windows, run it in WSL or in a container"
     )
 if _collision := _distribution.collision(__path__[0]):
@@ -78,11 +83,13 @@ if not TYPE_CHECKING:  # type checkers use the imports above
             "reliq.events": "Event Observer",
             "reliq.handlers.handler": "Job",
             "reliq.keys": "Layout",
-            "reliq.message": "Ack Outcome BulkResult CancelStatus Counts DeathReason Duration Header DeadLetter Nack OutgoingMessage Pause Priority PublishOptions PublishStatus RateLimited Receipt Reject RescheduleStatus Snooze",
+            "reliq.limits": "Limit",
+            "reliq.message": "Ack Outcome BulkResult CancelStatus Counts DeathReason Debounce Duration Header DeadLetter Nack OutgoingMessage Pause Priority PublishOptions PublishStatus RateLimited Receipt Reject RescheduleStatus Snooze Status Throttle",
             "reliq.outbox.relay": "Relay",
             "reliq.queue": "Queue",
             "reliq.receive.receiver": "ReceivedJob",
             "reliq.redis.url": "Target",
             "reliq.settings": "Durability QueueSettings WorkerSettings",
+            "reliq.tasks": "Task Tasks",
         },
     )

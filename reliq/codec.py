@@ -1,7 +1,7 @@
 """
 Message bodies as bytes: encoding and decoding by type, and the check that a body survives the round trip.
 
-Errors contain the path and the types of a fault, but never a value, because a body may be confidential.
+Error messages contain the path and the type of a faulty field, but never its value: a body may be confidential.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from reliq.errors import BodyError, ConfigurationError, UndecodableError
 
 B = TypeVar("B")
 
-#: JSON's own types; without a type annotation, a value of another type is decoded as one of these.
+#: The Python types of JSON values. A value without a type annotation is always decoded as one of these types.
 _JSON_TYPES = (str, int, float, bool, list, dict)
 _CONTAINERS = (list, tuple, Mapping)
-#: JSON is decoded into these types unchanged, so only the class of such a body needs a check.
+#: Bodies of these types are not decoded as a check: they have no annotated fields that decoding could change.
 _UNTYPED = (Any, dict, list, int, float, bool)
 
 _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -32,12 +32,13 @@ _SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing requ
 
 
 def fields_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield each part of `value` with its path: `.name`, `[0]` or `[...]`."""
+    """Yield each part of `value` with its path: `.name` for a field, `[0]` for an item, `[...]` for a dict's value."""
     if _is_model_class(type(value)):
         names = [*type(value).model_fields, *(getattr(value, "model_extra", None) or {})]  # type: ignore[attr-defined]
         yield from ((f".{name}", getattr(value, name)) for name in names)
     elif isinstance(value, msgspec.Struct):
-        yield from ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
+        parts = ((f".{name}", getattr(value, name)) for name in value.__struct_fields__)
+        yield from (part for part in parts if part[1] is not msgspec.UNSET)
     elif is_dataclass(value) and not isinstance(value, type):
         yield from ((f".{field.name}", getattr(value, field.name)) for field in fields(value))
     elif isinstance(value, Mapping):
@@ -48,16 +49,16 @@ def fields_of(value: object) -> Iterator[tuple[str, Any]]:
 
 def difference(sent: Any, back: Any, path: str = "$") -> str:
     """
-    Describe where and why `back` differs from `sent`; empty if they are equal.
+    Describe where and why `back` differs from `sent`; return an empty text if they are equal.
 
-    A value without a JSON type and without an annotation, such as a datetime in a `dict[str, Any]`, is decoded as a
-    JSON type; this does not count as a difference.
+    A value without an annotation is decoded as a type of JSON: a datetime in a `dict[str, Any]` becomes text. This does
+    not count as a difference.
     """
     if sent is back or sent == back:
         return ""
     has_fields = _is_model_class(type(sent)) or isinstance(sent, msgspec.Struct) or is_dataclass(sent)
     if has_fields and type(sent) is not type(back) and not isinstance(back, _JSON_TYPES):
-        return f"a {type(sent).__name__} would be read as {type(back).__name__}, without what is its own, at `{path}`"
+        return f"a {type(sent).__name__} would be read as {type(back).__name__}, without its own fields, at `{path}`"
     if type(sent) is type(back) or (isinstance(sent, _CONTAINERS) and isinstance(back, _CONTAINERS)):
         sent_parts = list(fields_of(sent))
         back_parts = list(fields_of(back))
@@ -92,7 +93,7 @@ class RawBodies:
         self.decode = bytes if kind is bytes else bytes.decode
 
     def complaint(self, error: Exception) -> str:
-        """Describe a decoding error without the value."""
+        """Describe a decoding error, without the value that caused it."""
         return f"{type(error).__name__} at `$`"
 
 
@@ -123,7 +124,7 @@ class JsonBodies:
         return msgspec.to_builtins(body, enc_hook=_from_pydantic)
 
     def complaint(self, error: Exception) -> str:
-        """Describe a decoding error and its path, without the value."""
+        """Describe a decoding error with the path of the faulty field, but without its value."""
         text = str(error) if isinstance(error, msgspec.MsgspecError) else ""
         place = _PLACE.search(text)
         complaint = _SAFE_COMPLAINT.match(text)
@@ -147,7 +148,7 @@ class ModelBodies:
         return body.model_dump(warnings=False)
 
     def complaint(self, error: Exception) -> str:
-        """Describe a decoding error and its path, without the value."""
+        """Describe a decoding error with the path of the faulty field, but without its value."""
         if not hasattr(error, "errors"):
             return f"{type(error).__name__} at `$`"
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
@@ -155,9 +156,9 @@ class ModelBodies:
             schema = self._schema()
             parts = [schema, *schema.get("$defs", {}).values()]
             names = {name for part in parts for name in part.get("properties", ())}
-        except Exception:  # a field without a schema
+        except Exception:  # pydantic has no schema for a part of the type
             names = set()
-        # Other parts of the path, such as the keys of a dict, are content.
+        # Show only names of fields. Other parts of the path, such as keys of a dict, are message content.
         path = "".join(f".{part}" if part in names else "[...]" for part in first["loc"])
         return f"{first['type']} at `${path}`"
 
@@ -191,7 +192,7 @@ class PydanticBodies(ModelBodies):
 
 
 def unencodable(body: Any, path: str = "$") -> str:
-    """Describe the part of `body` that JSON cannot hold, and why; empty if there is none."""
+    """Describe the first part of `body` that JSON cannot hold, and why; return an empty text if JSON can hold all."""
     if _is_model_class(type(body)):
         for place, part in fields_of(body):
             try:
@@ -224,9 +225,12 @@ def _why_refused(body: Any, error: Exception) -> str:
         return "bytes that are no UTF-8 (pydantic: ConfigDict(ser_json_bytes='base64', val_json_bytes='base64'))"
     kind = type(body)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    if kind is dict:  # `unencodable` has already encoded each value alone, so a key of the dict causes the error
+        return f"JSON cannot hold a key of this dict ({type(error).__name__})"
+    article = "an" if name[0] in "aeiou" else "a"
     if kind.__module__ == "numpy":
-        return f"JSON cannot hold a {name} ({type(error).__name__}); `tolist()` makes it Python's own,"
-    return f"JSON cannot hold a {name} ({type(error).__name__})"
+        return f"JSON cannot hold {article} {name} ({type(error).__name__}); `tolist()` makes it Python's own,"
+    return f"JSON cannot hold {article} {name} ({type(error).__name__})"
 
 
 def _has_model(kind: Any) -> bool:
@@ -240,13 +244,13 @@ def _is_model_class(kind: Any) -> bool:
 
 def _into_pydantic(kind: Any, value: Any) -> Any:
     if not _is_model_class(kind):
-        raise TypeError(f"nothing is known of {type_name(kind)}")
+        raise TypeError(f"cannot encode or decode {type_name(kind)}")
     return kind.model_validate_json(msgspec.json.encode(value))
 
 
 def _from_pydantic(value: Any) -> Any:
     if not _is_model_class(type(value)):
-        raise TypeError(f"nothing is known of {type_name(type(value))}")
+        raise TypeError(f"cannot encode or decode {type_name(type(value))}")
     return value.model_dump(mode="json", by_alias=True, round_trip=True)
 
 
@@ -315,14 +319,16 @@ class Codec(Generic[B]):
                 why = why or unencodable(body)
             raise BodyError(
                 f"body of type {type(body).__name__} cannot be encoded: {why or f'({type(error).__name__})'}; "
-                f"give what JSON can hold, or bytes on a queue of bytes"
+                f"use types that JSON can hold, or bytes on a queue of bytes"
             ) from None
         if self._is_validated:
             try:
                 lost = difference(body, self._decode(payload))
             except Exception as error:
                 why = self._bodies.complaint(error)
-                raise BodyError(f"body must be {type_name(self.kind)}, and a worker could not read it: {why}") from None
+                raise BodyError(
+                    f"body must be {type_name(self.kind)}, but a worker could not decode it: {why}"
+                ) from None
             if lost:
                 raise BodyError(f"body of type {type(body).__name__} would not come back as it was sent: {lost}")
         return payload
@@ -337,7 +343,7 @@ class Codec(Generic[B]):
 
 
 def _class_of(kind: Any) -> type | None:
-    """Return the class of every body of `kind`; None if there is no single class."""
+    """Return the class of every body of the type `kind`; None if bodies can have different classes."""
     if get_origin(kind) is Annotated:
         return _class_of(get_args(kind)[0])
     if is_typeddict(kind):

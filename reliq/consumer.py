@@ -1,13 +1,17 @@
 """
-`Consumer`: handlers and their worker in this process. Also: loading consumers by name, and signals.
+`Consumer`: handlers and the worker that runs them in this process.
 
-`Consumer.run` is the main thread of a worker process. It waits for a signal, for empty queues, or for its replacement.
+This module also loads a consumer by its name, and handles signals.
+
+`Consumer.run` runs in the main thread of a worker process. It waits until a signal arrives, the queues are empty
+(`--burst`), or the process must be replaced.
 """
 
 from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import math
 import os
 import queue
@@ -43,26 +47,27 @@ if TYPE_CHECKING:
     from reliq.worker.runner import ErrorHook, NoteStep
     from reliq.worker.slots import HandlerCall, HeldDelivery
 
+logger = logging.getLogger("reliq")
 
-#: Exit code of a worker process after a handler exceeded its timeout and cannot be stopped, or a part has failed.
+#: Exit code of a worker process in which a handler does not end in time, or a part of the worker has failed.
 EXIT_HUNG = 75
-#: Exit code of a worker process that must be replaced.
+#: Exit code of a worker process that must be replaced, for example after `max_jobs`.
 EXIT_REPLACE = 76
-#: Exit code of a process that a second signal ended.
+#: Exit code of a process that was ended by a second stop signal.
 EXIT_SECOND_SIGNAL = 130
 #: The signals that stop a worker gracefully.
 STOPS = (signal.SIGINT, signal.SIGTERM)
-#: The name of the part that reports an unavailable Redis during the start.
+#: The `part` of the events `RedisUnavailable` and `RedisRecovered` while the worker is starting.
 STARTING = "start"
 #: How often the main thread checks whether the worker has finished, in seconds; a signal wakes it immediately.
 END_CHECK_SECONDS = 0.2
 #: How often a drain checks whether it has finished, in seconds.
 DRAIN_SECONDS = 0.05
-#: How often a wait checks for a signal, in seconds: a signal that the system delivers to another thread does not
-#: interrupt the main thread.
+#: How often the main thread checks for signals while it waits, in seconds.
+#: If the system delivers a signal to another thread, the signal does not wake the main thread.
 LOOK_SECONDS = 0.5
-#: A stop signal within 1 s may be an echo of the previous signal: shell and kernel both send SIGHUP at the end of a
-#: session, and systemd sends SIGHUP after SIGTERM if SendSIGHUP= is set.
+#: Ignore a second stop signal within this many seconds after the first: both probably have the same cause.
+#: Shell and kernel both send SIGHUP at the end of a session. Systemd sends SIGHUP after SIGTERM if SendSIGHUP= is set.
 ECHO_SECONDS = 1.0
 
 _OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
@@ -74,10 +79,11 @@ class Consumer(Registration):
     The handlers of any number of queues, and the worker that runs them.
 
     Args:
-        url: a Redis URL or a redis-py client. Default: None, the Redis of the queues, or RELIQ_URL.
-        lifespan: a function that returns a context manager, plain or async. Each worker process enters it before its
-            first claim and exits it after its last handler; the value it yields is `job.state`. Default: None.
-        observers: callables that get every event. Default: none.
+        url: a Redis URL or a redis-py client. Default: None, which means the Redis of the queues, or RELIQ_URL.
+        lifespan: a function that returns a context manager, plain or async. Each worker process enters the context
+            manager before its first claim and exits it after its last handler. Handlers get the value that it yields as
+            `job.state`. Default: None.
+        observers: callables that are called with every event. Default: none.
         relay: an outbox relay that runs as a part of the worker and publishes the messages of `publish_in`. Default:
             None.
     """
@@ -98,15 +104,18 @@ class Consumer(Registration):
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        #: Only one of two stopping threads does the work. Reentrant, because a signal handler may interrupt a stop.
+        #: Only one thread may stop the engine. The lock is reentrant, because a signal handler may interrupt a stop.
         self._stop_lock = threading.RLock()
-        #: The thread of a stop that a handler requested.
+        #: The thread that stops the worker if a handler called `stop`.
         self._stop_for_handler: threading.Thread | None = None
-        #: The upper limit for the grace period, in seconds, whatever the settings are.
+        #: The thread that starts the worker once Redis is available, and the event that ends the thread's wait.
+        self._starter: threading.Thread | None = None
+        self._is_start_over = threading.Event()
+        #: The upper limit of the grace period in seconds, for settings that allow more.
         self.longest_grace = math.inf
         self.before_call: Callable[[HandlerCall], None] | None = None
         self.note_step: NoteStep | None = None
-        #: Whether to continue after `max_jobs`, because a replacement cannot start yet.
+        #: Whether this process must continue after `max_jobs`, because its replacement cannot start yet.
         self.must_stay = False
 
     def include(self, *sources: Consumer | str) -> Self:
@@ -118,7 +127,7 @@ class Consumer(Registration):
 
         Raises:
             ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other consumer
-                has its own lifespan or Redis.
+                has a lifespan or uses another Redis server.
         """
         for source in sources:
             other = source if isinstance(source, Consumer) else load_consumer(source)
@@ -142,22 +151,51 @@ class Consumer(Registration):
 
     def start(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
         """
-        Start the worker in this process and return.
+        Start the worker in threads of this process, and return.
 
-        While Redis is unavailable, it waits. A consumer that still runs at the end of the program is stopped then.
+        If Redis is unavailable, a thread starts the worker as soon as Redis answers. If that start fails, the thread logs
+        the error. If the program ends without a call of `stop`, the worker is stopped at exit.
 
         Args:
-            settings: the worker's settings. Default: `WorkerSettings()`; `max_jobs` has no effect here.
+            settings: the worker's settings. Default: `WorkerSettings()`. The setting `max_jobs` has no effect here.
             queues: names of the queues to work on. Default: all queues with handlers.
 
         Raises:
-            ConfigurationError: there is no handler, no such queue or no Redis URL, or the server is not suitable.
+            ConfigurationError: the consumer has no handlers, a queue has no handler, the Redis URL is missing, or the
+                Redis server is too old or may evict messages.
         """
-        unlimited = replace(settings or WorkerSettings(), max_jobs=None)  # no supervisor replaces this process
-        self._start_when_redis_answers(unlimited, queues)
+        # Ignore `max_jobs`, because no supervisor replaces this process.
+        unlimited = replace(settings or WorkerSettings(), max_jobs=None)
+        try:
+            self._start(unlimited, queues)
+        except RedisUnavailableError as error:
+            logger.warning("worker: Redis is unavailable; starting the worker as soon as Redis answers: %s", error)
+            self._is_start_over.clear()
+            self._starter = threading.Thread(
+                target=self._start_later, args=(unlimited, queues), name="reliq-start", daemon=True
+            )
+            self._starter.start()
+
+    def _start_later(self, settings: WorkerSettings, queues: Sequence[str]) -> None:
+        """Start the worker as soon as Redis answers, unless `stop` is called before."""
+
+        def pause(seconds: float) -> None:
+            if self._is_start_over.wait(seconds):
+                raise StoppedEarly
+
+        try:
+            self._start_when_redis_answers(settings, queues, pause=pause)
+        except StoppedEarly:
+            logger.info("worker: stopped before Redis answered")
+        except Exception:
+            logger.exception("worker: the start failed; this process runs no handlers")
 
     def _start_when_redis_answers(
-        self, settings: WorkerSettings, queues: Sequence[str], entered: Callable[[], None] = lambda: None
+        self,
+        settings: WorkerSettings,
+        queues: Sequence[str],
+        entered: Callable[[], None] = lambda: None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> Engine:
         failures = 0
         while True:
@@ -166,19 +204,25 @@ class Consumer(Registration):
             except RedisUnavailableError as error:
                 failures += 1
                 notify(self.observers, [RedisUnavailable("", STARTING, str(error))])
-                time.sleep(seconds_after(RECONNECT, failures))
+                pause(seconds_after(RECONNECT, failures))
 
     def stop(self, grace: Duration = 25.0) -> bool:
         """
-        Stop claiming, return prefetched messages, and let handlers finish; return whether all handlers have finished.
+        Shut down gracefully: stop claiming, return prefetched messages, let handlers finish.
 
-        If a handler calls it, it returns False immediately. The stop continues in a thread and waits for that handler
-        too. Only this process stops: `reliq worker` starts another process.
+        A handler may call this method too. It then returns immediately, and a thread continues the shutdown, which also
+        waits for this handler. Only this process stops: `reliq worker` starts another process.
 
         Args:
             grace: the grace period for running handlers, in seconds or as a timedelta. Default: 25.
+
+        Returns:
+            Whether all handlers have finished; False if a handler called this method.
         """
         grace_seconds = seconds("grace", grace)
+        self._is_start_over.set()
+        if self._starter and self._starter is not threading.current_thread():
+            self._starter.join()
         with self._stop_lock:
             engine = self._engine
             self._engine = None
@@ -200,7 +244,7 @@ class Consumer(Registration):
         return not stopped.unfinished
 
     def _end(self, engine: Engine, grace_seconds: float) -> bool:
-        """Stop an engine; return whether every handler has ended."""
+        """Stop the engine; return whether all handlers have ended."""
         atexit.unregister(self._stop_at_exit)
         notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
         return not engine.stop(grace_seconds)
@@ -217,14 +261,18 @@ class Consumer(Registration):
         Work until the queues are empty, then stop; for tests.
 
         Args:
-            delayed: whether to wait also for messages that are due later, including a backoff. Otherwise it waits only
-                for messages that are due within a second.
+            settings: as in `start`.
+            queues: as in `start`.
+            delayed: whether to wait also for messages that are due later, and for backoffs. If False, `drain` waits only
+                for messages that are due within a second. Default: False.
             raise_errors: whether to stop at the first failure and raise it: an exception of a handler, a timeout, or a
-                body that does not decode. Otherwise failed messages are retried or become dead letters as usual.
+                body that does not decode. If False, failed messages are retried or become dead letters as usual.
+                Default: True.
 
         Raises:
             ConfigurationError: see `start`.
             RedisUnavailableError: Redis is unavailable.
+            Exception: the first failure, with `raise_errors`.
         """
         failed: list[BaseException] = []
 
@@ -255,19 +303,25 @@ class Consumer(Registration):
         patient: bool = False,
     ) -> int:
         """
-        Work until SIGTERM or SIGINT, then stop gracefully; a second signal ends the process immediately.
+        Work until SIGTERM or SIGINT, then shut down gracefully.
+
+        A second signal ends the process immediately.
 
         Args:
             settings: the worker's settings. Default: `WorkerSettings()`.
             queues: names of the queues to work on. Default: all queues with handlers.
-            patient: whether to ignore a second signal, because a supervisor sends SIGKILL when needed. Default: False.
-            metrics_port: serve /metrics, /live and /ready on this port of `metrics_host`. Default: None, no port.
-            metrics_host: the address of that port. Default: None, 127.0.0.1.
-            metrics_registry: a registry of the Prometheus client for the metrics. Default: None, a new registry.
+            patient: whether to ignore a second signal, because a supervisor ends the process if needed. Default: False.
+            metrics_port: the port of an HTTP server for /metrics, /live and /ready. Default: None, which means no server.
+            metrics_host: the address on which this server listens. Default: None, which means 127.0.0.1.
+            metrics_registry: a registry of the Prometheus client for the metrics. Default: None, which means a new
+                registry.
 
         Returns:
-            The exit code: 0; EXIT_REPLACE after `max_jobs`; EXIT_HUNG if handlers beyond their timeout can only be ended
-            with the process, or if a part of the worker has failed.
+            The exit code: 0 after a signal or a burst; EXIT_REPLACE after `max_jobs`; EXIT_HUNG if a part of the worker
+            has failed, or if a handler still runs after the grace period or cannot be stopped after its timeout.
+
+        Raises:
+            ConfigurationError: see `start`; or this is not the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
@@ -277,12 +331,12 @@ class Consumer(Registration):
         page: AbstractContextManager[Any] = nullcontext()
         if metrics_port is not None or metrics_registry is not None:
             handlers = self.chosen(queues)
-            # Imported here, because it imports the Prometheus client.
+            # Import this module only when needed, because it imports the Prometheus client.
             page = importlib.import_module("reliq.metrics.serving").of_one_process(
                 self.observers,
                 self.stats,
                 self.connection(handlers),
-                [handler.queue.keys for handler in handlers],
+                handlers,
                 port=metrics_port,
                 host=metrics_host,
                 registry=metrics_registry,
@@ -291,37 +345,45 @@ class Consumer(Registration):
             return self._run(settings or WorkerSettings(), queues, signals)
 
     def leave(self) -> None:
-        """Make `run` stop claiming, let its handlers finish and return, so that another process can continue."""
+        """
+        Ask `run` to stop claiming, to let its handlers finish, and to return.
+
+        Then another process can take over.
+        """
         self._leave_asked = True
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it no longer claims and lets its handlers finish, without a stop."""
+        """Whether the worker no longer claims messages, because its process will be replaced."""
         engine = self._engine
         return engine is not None and engine.inflight.closed and not engine.stopping.is_set()
 
     def deliveries(self) -> list[HeldDelivery]:
-        """Return all deliveries in flight in this process, running or prefetched."""
-        engine = self._engine or self._stopped  # a stop in another thread clears `_engine`
+        """Return all deliveries in flight in this process: running, prefetched, or being settled."""
+        engine = self._engine or self._stopped  # read `_engine` once, because a stop in another thread clears it
         return [] if engine is None else engine.inflight.deliveries()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop has begun or finished since the last start."""
+        """Whether this worker is shutting down, or has shut down, since its last start."""
         return self._engine is None and self._stopped is not None
 
     @property
     def unfinished(self) -> list[HeldDelivery] | None:
-        """The deliveries that the last stop interrupted or could not return; None before the grace period has ended."""
+        """
+        The deliveries that the shutdown interrupted or could not return.
+
+        The value is None before the end of the grace period.
+        """
         return None if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[HandlerCall]:
-        """Return the running handler calls of this process, also during a stop."""
+        """Return the running handler calls of this process, also during a shutdown."""
         engine = self._engine or self._stopped
         return [] if engine is None else engine.inflight.runs()
 
     def stats(self) -> EngineStats | None:
-        """Return the state of this process; None if it is not working."""
+        """Return the state of the worker in this process; None before its start and after its stop."""
         engine = self._engine
         return None if engine is None else engine.stats()
 
@@ -332,7 +394,8 @@ class Consumer(Registration):
         entered: Callable[[], None] = lambda: None,
         hooks: Sequence[ErrorHook] = (),
     ) -> Engine:
-        if self._engine is not None:
+        starter = self._starter
+        if self._engine is not None or (starter and starter.is_alive() and starter is not threading.current_thread()):
             raise ConfigurationError("this consumer has been started; stop it first")
         chosen = self.chosen(queues)
         relay = None
@@ -355,7 +418,7 @@ class Consumer(Registration):
 
             def enter() -> None:
                 entered()
-                locked.enter_context(self._stop_lock)  # a handler may stop this consumer before `start` returns
+                locked.enter_context(self._stop_lock)  # a call of `stop` in a handler waits until `start` returns
 
             engine.start(enter, self.before_call, self.note_step)
             self._engine = engine
@@ -368,17 +431,17 @@ class Consumer(Registration):
         return engine
 
     def _run(self, settings: WorkerSettings, queues: Sequence[str], signals: StopSignals) -> int:
-        """Start, work and stop; return the exit code."""
+        """Start the worker, wait until it must end, and stop it; return the exit code."""
         self._leave_asked = False
         try:
-            # A lifespan may have set signal handlers, so ours are set again after it, before the first message.
+            # A lifespan may set its own signal handlers. So `only_note` sets reliq's again before the first claim.
             engine = self._start_when_redis_answers(settings, queues, signals.only_note)
         except StoppedEarly:
             self.stop(0)
             return 0
 
         def is_over() -> bool:
-            if signals.numbers or engine.stopping.is_set():  # a handler may stop its consumer
+            if signals.numbers or engine.stopping.is_set():  # a handler may have called `stop`
                 return True
             return bool(settings.burst) and engine.is_drained(delayed=settings.burst == "delayed")
 
@@ -392,7 +455,7 @@ class Consumer(Registration):
             signals.wait(END_CHECK_SECONDS)
         is_replaced = not is_over()
         if is_replaced and not engine.dead_parts():
-            # Handlers finish before the process is replaced, limited by their timeouts.
+            # This process will be replaced. Let running handlers finish first, each within its timeout.
             engine.stop_claiming()
             while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
                 signals.wait(END_CHECK_SECONDS)
@@ -425,22 +488,26 @@ def load_consumer(place: str) -> Consumer:
     consumers = {name: value for name, value in vars(module).items() if isinstance(value, Consumer)}
     chosen = [value for name, value in consumers.items() if attribute in ("", name)]
     if len(set(map(id, chosen))) != 1:
-        wanted = f"a Consumer named {attribute!r}" if attribute else "exactly one Consumer"
+        wanted_consumer = f"a Consumer named {attribute!r}" if attribute else "exactly one Consumer"
         names = list(consumers)
-        has = f": {join_first(names)} (write {module_name}:{names[0]})" if names else " none"
-        raise ConfigurationError(f"module {module_name!r} must have {wanted}; it has{has}")
+        found_consumers = f": {join_first(names)} (write {module_name}:{names[0]})" if names else " none"
+        raise ConfigurationError(f"module {module_name!r} must have {wanted_consumer}; it has{found_consumers}")
     return chosen[0]
 
 
 def traceback_of_module(error: BaseException) -> list[str]:
-    """Return the traceback of an exception from the import of a module, starting at that module's first line."""
+    """
+    Return the lines of the traceback of a failed import.
+
+    Frames of reliq and of the import system are left out.
+    """
     trace = TracebackException.from_exception(error)
     trace.stack = StackSummary.from_list([frame for frame in trace.stack if not frame.filename.startswith(_OURS)])
     return "".join(trace.format()).splitlines()
 
 
 def _why(name: str, error: ImportError) -> str:
-    """Describe a failed import: the missing name, the line that imports it, and the fix."""
+    """Return a text that explains a failed import: the missing module, the line, and the fix."""
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and (name == missing or name.startswith(f"{missing}.")):
         return f"{error.msg} in this folder, on PYTHONPATH or installed"
@@ -455,13 +522,14 @@ def _why(name: str, error: ImportError) -> str:
 
 class SignalNotes:
     """
-    The received signals, in order.
+    A list of the received signals, for code that waits for signals.
 
-    A signal handler may interrupt any code, even a wait for these notes or itself. So it must not take a lock that the
-    interrupted code may hold, as `threading.Event.set` does. `SimpleQueue.put` is reentrant.
+    A signal handler may interrupt any code, even `wait` or another call of the signal handler. So it must not take a
+    lock that the interrupted code may hold: it uses `SimpleQueue.put`, which is reentrant, unlike `threading.Event.set`.
 
     Attributes:
-        numbers: every signal so far except echoes, oldest first; code that has handled a signal may remove it.
+        numbers: the numbers of the received signals, oldest first. A signal that repeats another within ECHO_SECONDS is
+            left out. Code that has handled a signal may remove its number.
     """
 
     def __init__(self) -> None:
@@ -470,7 +538,7 @@ class SignalNotes:
         self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """Note a signal; a handler for `signal.signal`."""
+        """Record a signal; this method is a handler for `signal.signal`."""
         now = time.monotonic()
         last, noted_at = self._last
         may_echo = number == last or (last, number) == (signal.SIGTERM, signal.SIGHUP)
@@ -480,13 +548,17 @@ class SignalNotes:
         self._came.put(None)
 
     def wait(self, seconds_at_most: float | None = None) -> bool:
-        """Wait for a new signal, without a time limit for None; return whether there was one."""
+        """
+        Wait for a new signal; return whether a signal arrived in time.
+
+        If `seconds_at_most` is None, wait without a limit.
+        """
         until = None if seconds_at_most is None else time.monotonic() + seconds_at_most
         while True:
             left = LOOK_SECONDS if until is None else min(until - time.monotonic(), LOOK_SECONDS)
             with suppress(queue.Empty):
                 self._came.get(timeout=max(left, 0.0))
-                for _ in range(self._came.qsize()):  # one wait consumes all signals
+                for _ in range(self._came.qsize()):  # discard these, so that only later signals end the next wait
                     self._came.get_nowait()
                 return True
             if until is not None and time.monotonic() >= until and self._came.empty():
@@ -494,18 +566,19 @@ class SignalNotes:
 
 
 class StoppedEarly(BaseException):
-    """A stop signal has come while a worker was starting."""
+    """A stop signal has arrived while the worker was starting."""
 
 
 class StopSignals(SignalNotes):
     """
-    A context manager with the handlers of SIGTERM and SIGINT for a worker in the main thread.
+    A context manager that handles SIGTERM and SIGINT for a worker in the main thread.
 
-    During the start of the worker, a signal raises StoppedEarly. Afterwards the first signal is noted, and the second
-    ends the process immediately, unless a supervisor does that. At its end, the earlier handlers are restored.
+    While the worker is starting, a signal raises StoppedEarly. Afterwards the first signal is only recorded, and a
+    second signal ends the process immediately, unless `patient` is set. On exit, the context manager restores the
+    previous handlers.
 
     Args:
-        patient: whether to ignore a second signal.
+        patient: whether to ignore a second signal, because a supervisor ends the process if needed.
     """
 
     def __init__(self, *, patient: bool) -> None:
@@ -515,32 +588,40 @@ class StopSignals(SignalNotes):
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Install the handlers."""
+        """Install the signal handlers."""
         self._before = {number: handle_signal(number, self.take_note) for number in STOPS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the earlier handlers."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
     def only_note(self) -> None:
-        """Only note signals from now on; install the handlers again, because a lifespan may have replaced them."""
+        """
+        Record signals from now on, instead of raising StoppedEarly.
+
+        The handlers are installed again, because a lifespan may have replaced them.
+        """
         self._only_notes = True
         for number in STOPS:
             handle_signal(number, self.take_note)
 
     def take_note(self, number: int, _frame: FrameType | None) -> None:
-        """Note a signal; during the start raise StoppedEarly, and end the process at a second signal."""
+        """
+        Record a signal.
+
+        During the start, raise StoppedEarly. At a second signal, end the process, unless `patient` is set.
+        """
         self.note(number)
         if not self._only_notes:
             raise StoppedEarly
         if len(self.numbers) > 1 and not self._patient:
-            os._exit(EXIT_SECOND_SIGNAL)  # a normal exit waits for the threads of asyncio.to_thread
+            os._exit(EXIT_SECOND_SIGNAL)  # `sys.exit` would wait for the threads of asyncio.to_thread
 
 
 def end_at_once(number: int, _frame: FrameType | None) -> None:
-    """End the process before anything needs a graceful stop; a handler for `handle_signal`."""
+    """End the process immediately; a signal handler for the time before a worker runs."""
     os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
 
 
@@ -548,7 +629,8 @@ def ignore_stops() -> None:
     """
     Ignore stop signals from now on, because the process is about to end.
 
-    Python restores the default handlers at its end. Then a signal would kill the process although its work is done.
+    At exit Python restores the default handlers. A signal would then kill the process although its work is done, so
+    its exit code would be wrong.
     """
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
@@ -559,9 +641,12 @@ _handled_signals: set[int] = set()
 
 def handle_signal(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
     """
-    Set `handler` for a signal, but not in forked processes; return the previous handler.
+    Set `handler` for a signal; return the previous handler.
 
-    SIGINT and SIGHUP stay ignored if the process was started that way, as in a script's `command &` or with nohup.
+    The handler is not used in forked processes.
+
+    If the process was started with SIGINT or SIGHUP ignored, these signals stay ignored. A script's `command &` and
+    nohup start processes this way.
     """
     if number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) == signal.SIG_IGN:
         return signal.SIG_IGN
@@ -573,7 +658,11 @@ _forking = threading.local()
 
 
 def _hold_signals_back() -> None:
-    """Block the handled signals during a fork: the child would lose a signal before its handler is reset."""
+    """
+    During a fork, block the signals that reliq handles.
+
+    Otherwise the forked process would lose a signal that arrives before its default handlers are restored.
+    """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handled_signals)
 
 
@@ -582,7 +671,11 @@ def _let_signals_come() -> None:
 
 
 def _give_up_signals() -> None:
-    """Restore the default handlers in a forked process, so that its parent can end it with a signal."""
+    """
+    Restore the default signal handlers in a forked process.
+
+    With reliq's signal handlers, a forked process would not end when its parent process sends SIGTERM.
+    """
     for number in _handled_signals:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _handled_signals.clear()

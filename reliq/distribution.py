@@ -1,5 +1,5 @@
 """
-The installed package: its name, version and extras, conflicts with the other package named reliq, and lazy imports.
+The installed package: its name, version and extras, conflicts with another package named reliq, and lazy imports.
 
 Every import of reliq runs this module, so it imports only small modules.
 """
@@ -17,10 +17,10 @@ VERSION = "0.2.0"
 
 #: The folder that contains the package.
 _FOLDER = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib costs an import more than the rest of this
-#: Whether that folder may be a checkout that is not installed; evaluated now, because `sys.path` may change later.
+#: Whether this folder may be a checkout that is not installed; computed at import, because `sys.path` may change later.
 _IS_CHECKOUT = sys.path[:1] == [_FOLDER]
 
-#: If two distributions brought the same file, pip removes it with either of them, which breaks the other.
+#: If two distributions contain the same file, removing one of them with pip deletes this file and breaks the other.
 _REMEDY = f"run `pip uninstall reliq {NAME}`, then install {NAME} again; programs that need the other reliq go into a venv of their own"
 
 
@@ -31,7 +31,7 @@ def lazy_names(
     Return `__getattr__`, `__dir__` and `__all__` for a package that imports its public names at their first use.
 
     Args:
-        homes: module -> its public names, separated by spaces.
+        homes: for each module, its public names, separated by spaces.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     namespace = vars(sys.modules[package])
@@ -46,7 +46,7 @@ def lazy_names(
 
 
 def missing(who: str, what: str, extra: str) -> str:
-    """Return the message about a missing package `what`, with the command that installs it."""
+    """Return the error text that `who` needs the package `what`, with the command that installs this package."""
     return f"{who} needs {what}: {install(extra)} brings it"
 
 
@@ -54,15 +54,15 @@ def install(*extras: str) -> str:
     """
     Return the command that installs the packages of `extras`.
 
-    The command names these packages and not reliq itself: reliq may be missing in the index, and pip would replace a
-    checkout by the version in the index.
+    The command does not name reliq itself: the package index may not have reliq, and pip would replace a checkout by
+    the version in the index.
     """
     import shlex  # noqa: PLC0415  publishers never call this
     from importlib import metadata  # noqa: PLC0415
 
     try:
         requirements = metadata.requires(NAME) or []
-    except metadata.PackageNotFoundError:  # the package runs from its folder
+    except metadata.PackageNotFoundError:  # reliq runs from a checkout and is not installed
         return f"in its checkout, pip install '.[{','.join(extras)}]'"
     matches = [re.fullmatch(r"""([^;]+?)\s*;\s*extra == ['"]([\w-]+)['"]""", line) for line in requirements]
     packages = dict.fromkeys(match[1] for match in matches if match and match[2] in extras)
@@ -70,7 +70,7 @@ def install(*extras: str) -> str:
 
 
 def source() -> str:
-    """Return the source of this installation: a checkout's folder, a wheel, or the name in an index."""
+    """Return the source from which pip installed reliq: a folder, a URL, or the name in the package index."""
     import json  # noqa: PLC0415
     from importlib import metadata  # noqa: PLC0415
     from urllib.parse import unquote, urlsplit  # noqa: PLC0415
@@ -84,7 +84,7 @@ def source() -> str:
 
 
 def command_of(module: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs a module of this package in a new process, and its environment."""
+    """Return the command and the environment for a new process that runs a module of this package."""
     environment = dict(os.environ)
     if _IS_CHECKOUT:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _FOLDER]))
@@ -94,10 +94,10 @@ def command_of(module: str) -> tuple[list[str], dict[str, str]]:
 
 def collision(folder: str) -> str:
     """
-    Describe the conflict with an installed distribution named `reliq` beside the package in `folder`; empty if none.
+    Describe the conflict with another distribution `reliq`, installed beside `folder`; empty without a conflict.
 
-    Its package has the same name, so installing or removing either distribution overwrites or deletes files of the
-    other.
+    Both distributions contain a package `reliq`. So installing or removing one distribution overwrites or
+    deletes files of the other.
     """
     parent = os.path.dirname(folder)  # noqa: PTH120  pathlib costs an import more than the rest of this
     try:
@@ -113,7 +113,7 @@ def collision(folder: str) -> str:
 
 
 def replacement() -> str:
-    """Describe the problem if this distribution's modules run, but the package `reliq` is from another distribution."""
+    """Describe the conflict if another distribution has overwritten or removed the package `reliq`; otherwise empty."""
     package = sys.modules["reliq"]
     if "Queue" in getattr(package, "__all__", ()):
         return ""

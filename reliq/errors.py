@@ -5,13 +5,13 @@ All exceptions of reliq.
     ├── ConfigurationError (ValueError)   a setting, a name or an argument is not valid
     ├── BodyError (ValueError)            a body cannot be published
     ├── UndecodableError (ValueError)     a body does not match the handler's type
-    ├── PublishFailed                     a publish gave up; `outcome` shows what may have been written
+    ├── PublishFailed                     a publish failed; `outcome` shows whether the message may have been written
     ├── RedisUnavailableError             Redis cannot be reached or cannot answer now
     ├── RedisRefusedError                 Redis replied with an error: permissions, memory, a key's type
     │   ├── LoginError                    wrong user or password, or no such database
     │   └── WrongKeyTypeError             another program wrote to a key of the queue
     ├── ProtocolError                     Redis sent a reply that reliq's scripts never send
-    └── JobInterrupted                           raised by `Job.raise_if_stopped()`: the handler should end
+    └── JobInterrupted                    raised by `Job.raise_if_stopped()`: the handler should end
 
 and its warning:
 
@@ -59,12 +59,12 @@ class UndecodableError(ReliqError, ValueError):
 
 class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, like `JobInterrupted`
     """
-    A publish gave up.
+    A publish failed.
 
     Publish again with the same `id` to avoid a second message. If you do this within five minutes, with the same
-    `Queue` object and options, the message is written at most once, unless it is cancelled in between. Later, or in
-    another process, `dedup` protects a chosen id even after its message has ended; a generated id is protected only
-    while its message exists.
+    `Queue` object and options, the message is written at most once, unless it is cancelled in between. After five
+    minutes, or in another process, the repeated publish is refused while the first message exists. With a chosen id,
+    the repeated publish is also refused for `dedup` after the end of the first message.
 
     Attributes:
         ids: the ids of the messages in the failed call.
@@ -76,7 +76,7 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
         except PublishFailed as failed:
             queue.publish(body, id=failed.id)  # published once, even if the first try was written
 
-        except PublishFailed as failed:  # from publish_many(items) with an iterator, which cannot be read twice
+        except PublishFailed as failed:  # from publish_many(items) of an iterator
             queue.publish_many(itertools.chain(failed.rest, items))
     """
 
@@ -89,7 +89,6 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
         confirmed: int = 0,
         *,
         advised: bool = True,
-        orders: Sequence[Any] = (),
         again: Callable[[Sequence[Any]], tuple[Any, ...]] = tuple,
     ) -> None:
         self.queue = queue
@@ -97,11 +96,11 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
         self.outcome = outcome
         self.why = why
         self.confirmed = confirmed
-        self.orders = orders
+        self.orders: Sequence[Any] = ()
         self._again = again
-        self._advised = advised  # whether the message advises to publish again
+        self._advised = advised  # whether the text of this exception advises to publish again
         done, advice = {
-            "refused": ("nothing of it was written", "it can be published again"),
+            "refused": ("nothing was written", "you can publish again"),
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
         }[outcome]
         super().__init__(
@@ -111,15 +110,16 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
 
     @property
     def id(self) -> str:
-        """The message id; of several messages the first."""
+        """The message id; for several messages, the first id."""
         return self.ids[0]
 
     @property
     def rest(self) -> tuple[Any, ...]:
         """
-        The messages that were read but not confirmed, as `OutgoingMessage` with their ids; empty in another process.
+        The messages that were read but not confirmed, as `OutgoingMessage` with their ids.
 
-        They include the messages of the failed call and, for `publish_many`, all messages read ahead.
+        These are the messages of the failed call and, for `publish_many`, further messages that it had already read.
+        Empty after the exception was pickled, for example to send it to another process.
         """
         return self._again(self.orders)
 
@@ -133,7 +133,7 @@ class RedisUnavailableError(ReliqError):
     Redis cannot be reached, or cannot answer at the moment.
 
     Attributes:
-        maybe_ran: whether the command may have run: it was sent, but no reply came.
+        maybe_ran: whether the command may have run, because it was sent but no reply came.
         refusal: the error code of Redis, for example READONLY; empty without a reply.
     """
 
@@ -162,7 +162,7 @@ class WrongKeyTypeError(RedisRefusedError):
     """A key of the queue has the wrong type, because another program wrote to it."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"the Redis key {key!r} is not of the type this queue needs; something else wrote it")
+        super().__init__(f"the Redis key {key!r} has the wrong type for this queue; another program wrote it")
         self.key = key
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
 """
-Events of messages and processes. Observers are called with events.
+Events of messages and worker processes, and how observers are called with them.
 
-Logs, metrics and the tests' recorder are observers of the same events. An observer that raises does no harm: `notify`
-continues with the next observer.
+Logs, metrics and the test kit's recorder are observers of the same events. If an observer raises, `notify` continues
+with the next observer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,10 +41,10 @@ class Published(OfMessages, frozen=True, gc=False):
 
 class Unconfirmed(OfMessages, frozen=True, gc=False):
     """
-    Messages were published, but the confirmations required by their `durability` did not come in time.
+    Messages were published, but too few replicas confirmed them in time.
 
     Attributes:
-        why: the missing confirmations, as text.
+        why: which confirmations are missing, as text.
     """
 
     why: str
@@ -52,12 +52,12 @@ class Unconfirmed(OfMessages, frozen=True, gc=False):
 
 class PublishEnded(Event, frozen=True, gc=False):
     """
-    A call that publishes messages ended.
+    A call that publishes messages has ended, successfully or not.
 
     Attributes:
         seconds: the duration of the call.
-        outcomes: outcome -> number of messages: `published`, `duplicate` or `tombstoned`; for a failed call `refused`,
-            or `unknown` if Redis may have the messages.
+        outcomes: the number of messages by outcome: `published`, `duplicate` or `tombstoned`; after a failed call
+            `refused`, or `unknown` if Redis may have stored the messages.
     """
 
     seconds: float
@@ -76,17 +76,17 @@ class Promoted(Event, frozen=True, gc=False):
 
 
 class Claimed(OfMessages, frozen=True, gc=False):
-    """Messages were leased to this process."""
+    """This process has claimed messages and has their leases."""
 
 
 class Reclaimed(Event, frozen=True, gc=False):
     """
-    Messages are to be delivered again, or have no retries left.
+    A worker reclaimed messages from `unack`, because their lease or backoff was over.
 
     Attributes:
-        overdue: ids of messages with an expired lease.
-        again: ids of nacked messages that are due again.
-        buried: ids of messages without retries left, which become dead letters.
+        overdue: ids of messages whose lease expired; they are redelivered.
+        again: ids of nacked messages whose backoff is over; they are redelivered.
+        buried: ids of messages without a retry left; they become dead letters.
     """
 
     overdue: tuple[str, ...]
@@ -95,15 +95,15 @@ class Reclaimed(Event, frozen=True, gc=False):
 
 
 class Inconsistent(OfMessages, frozen=True, gc=False):
-    """The retry count of these messages was missing or not a number, so it counts as 0."""
+    """Messages get no retry, because their retry count was missing or not a number."""
 
 
 class Acked(OfMessages, frozen=True, gc=False):
-    """Messages ended successfully."""
+    """Messages were acked: their handlers ended successfully."""
 
 
 class Expired(OfMessages, frozen=True, gc=False):
-    """Messages disappeared before their delivery: their TTL expired, or Redis evicted them."""
+    """Messages expired before their delivery, or Redis evicted them."""
 
 
 class Nacked(OfMessages, frozen=True, gc=False):
@@ -116,11 +116,13 @@ class Snoozed(OfMessages, frozen=True, gc=False):
 
 class Throttled(OfMessages, frozen=True, gc=False):
     """
-    A handler raised or returned `RateLimited`, so its messages were returned and their keys sleep.
+    A handler raised or returned `RateLimited`, so message keys are throttled.
+
+    The messages of the handler were returned to their queue.
 
     Attributes:
-        keys: the keys that sleep; an empty text means the whole queue.
-        seconds: how long they sleep.
+        keys: the throttled message keys; an empty text means the whole queue.
+        seconds: how long the keys are throttled.
     """
 
     keys: tuple[str, ...]
@@ -128,15 +130,15 @@ class Throttled(OfMessages, frozen=True, gc=False):
 
 
 class Released(OfMessages, frozen=True, gc=False):
-    """Messages that had not started were returned to the queue."""
+    """Messages were returned to the queue without using a retry, for example before a shutdown."""
 
 
 class LeaseLost(OfMessages, frozen=True, gc=False):
     """
-    The leases of these messages had expired before a call, which changed nothing.
+    Redis refused to settle messages or renew their leases, because the leases had expired.
 
     Attributes:
-        verb: the call: ack, nack, extend, …
+        verb: the refused call: ack, nack, extend, …
     """
 
     verb: str
@@ -167,14 +169,14 @@ class Purged(Event, frozen=True, gc=False):
 
 class Ticked(Event, frozen=True, gc=False):
     """
-    A tick of a periodic job is settled, or an operator ran the job.
+    A tick (due run) of a periodic job was published or skipped, or an operator ran the job.
 
     Attributes:
         entry: the name of the periodic job.
-        at: the tick, in unix seconds.
+        at: the planned time of the tick, in Unix seconds.
         outcome: `published`; `paused` or `overlap` if the tick was skipped; `missed` if no process published it in
             time.
-        missed: how many ticks were missed, this tick included.
+        missed: how many ticks were missed since the last published or skipped tick, including this tick if `missed`.
     """
 
     entry: str
@@ -185,7 +187,9 @@ class Ticked(Event, frozen=True, gc=False):
 
 class ScheduleReplaced(Event, frozen=True, gc=False):
     """
-    A newer process has another schedule for a periodic job, so this process no longer publishes the job.
+    A newer process declares another schedule for a periodic job.
+
+    This process no longer publishes the job.
 
     Attributes:
         entry: the name of the periodic job.
@@ -196,11 +200,11 @@ class ScheduleReplaced(Event, frozen=True, gc=False):
 
 class Started(Event, frozen=True, gc=False):
     """
-    A handler starts a message.
+    A handler starts to process a message.
 
     Attributes:
         id: the message id.
-        attempt: 1 for the first delivery; None for a bare body.
+        attempt: the number of the delivery, 1 for the first; None for a body without reliq's envelope.
         lag: seconds since the due time, by this machine's clock; None if unknown.
     """
 
@@ -211,17 +215,20 @@ class Started(Event, frozen=True, gc=False):
 
 class Handled(Event, frozen=True, gc=False):
     """
-    A handler ended.
+    A handler has ended or exceeded its timeout.
+
+    For a batch, there is an event for each message.
 
     Attributes:
         id: the message id.
-        attempt: 1 for the first delivery; None for a bare body.
+        attempt: the number of the delivery, 1 for the first; None for a body without reliq's envelope.
         outcome: `ack`, `nack`, `reject`, `snooze`, `rate_limited` or `timeout`.
         seconds: how long the handler ran; for a batch divided by the number of messages.
-        error: the reason; for an exception its class and text, which may contain parts of the body.
-        raised: class and place of an exception, which never contain parts of the body; empty without an exception.
-        failed: whether it was an exception, a timeout, a body that does not decode, or a `Nack` without retries left.
-        trace_id: the trace of the delivery, as in `Job.trace_id`; empty without a trace.
+        error: the reason of the outcome; for an exception its class and text, which may contain parts of the body.
+        raised: class and source line of an exception, without parts of the body; empty without an exception.
+        failed: whether the cause was an exception, a timeout, an undecodable body, or a `Nack` without retries left.
+        trace_id: the OpenTelemetry trace id of the delivery, as in `Job.trace_id`; empty without a trace.
+        task: the name of the task; `unknown` for a task that this worker does not have, empty in a queue without tasks.
     """
 
     id: str
@@ -232,6 +239,7 @@ class Handled(Event, frozen=True, gc=False):
     raised: str = ""
     failed: bool = False
     trace_id: str = ""
+    task: str = ""
 
 
 class RenewalLate(Event, frozen=True, gc=False):
@@ -240,8 +248,8 @@ class RenewalLate(Event, frozen=True, gc=False):
 
     Attributes:
         seconds: the delay.
-        cause: `redis` if most of the delay was the reply to the previous renewal; otherwise `process`, which means that
-            this process was delayed.
+        cause: `redis` if this process spent most of the delay waiting for the reply to the previous renewal; otherwise
+            `process`, because the process itself was delayed.
     """
 
     seconds: float
@@ -267,11 +275,11 @@ class RedisUnavailable(Event, frozen=True, gc=False):
     """
     A part of the worker could not reach Redis and retries.
 
-    `queue` is empty if no server answered. If only some servers are unavailable, `queue` names a queue on such a
-    server.
+    `queue` is empty if no server answered. If only some servers are unavailable, `queue` is the name of a queue on an
+    unavailable server.
 
     Attributes:
-        part: the part of the worker.
+        part: the part of the worker, for example `fetcher` or `settler`.
         error: the error, as text.
         refusal: the code of a temporary error reply, for example READONLY; empty without a reply.
     """
@@ -283,7 +291,9 @@ class RedisUnavailable(Event, frozen=True, gc=False):
 
 class RedisRecovered(Event, frozen=True, gc=False):
     """
-    A part of the worker reached Redis again; `queue` is the same as in its `RedisUnavailable`.
+    A part of the worker reached Redis again.
+
+    `queue` is the same as in the event `RedisUnavailable` of this part.
 
     Attributes:
         part: the part of the worker.
@@ -294,7 +304,9 @@ class RedisRecovered(Event, frozen=True, gc=False):
 
 class RedisRefused(Event, frozen=True, gc=False):
     """
-    Redis refused a command of a part of the worker, which retries; `queue` may be empty.
+    Redis refused a command of a part of the worker; the part retries.
+
+    `queue` may be empty.
 
     Attributes:
         part: the part of the worker.
@@ -309,11 +321,11 @@ class OutboxSeen(Event, frozen=True, gc=False):
     """
     A relay counted the waiting rows of its outbox. `queue` is empty.
 
-    While the database is unavailable, the relay repeats the last count, and the age increases.
+    While the database is unavailable, the relay repeats the event with the last count and an increasing age.
 
     Attributes:
-        waiting: the number of waiting rows, counted up to 100,000.
-        oldest_seconds: the age of the oldest row, in seconds.
+        waiting: the number of waiting rows, at most 100,000.
+        oldest_seconds: the age of the oldest waiting row, in seconds.
     """
 
     waiting: int
@@ -322,7 +334,9 @@ class OutboxSeen(Event, frozen=True, gc=False):
 
 class DatabaseUnavailable(Event, frozen=True, gc=False):
     """
-    The database of a relay was unavailable or refused a statement; the relay retries. `queue` is empty.
+    The database of a relay was unavailable or refused a statement; the relay retries.
+
+    `queue` is empty.
 
     Attributes:
         error: the error, as text.
@@ -337,10 +351,10 @@ class DatabaseRecovered(Event, frozen=True, gc=False):
 
 class WorkerReady(Event, frozen=True, gc=False):
     """
-    This worker process starts claiming. `queue` is empty.
+    This worker process has started to claim messages. `queue` is empty.
 
     Attributes:
-        queues: the names of its queues.
+        queues: the names of the queues that it serves.
     """
 
     queues: tuple[str, ...]
@@ -348,11 +362,11 @@ class WorkerReady(Event, frozen=True, gc=False):
 
 class WorkerStopping(Event, frozen=True, gc=False):
     """
-    This worker process is stopping; repeated every 5 s. `queue` is empty.
+    This worker process is shutting down; the event is repeated every 5 s. `queue` is empty.
 
     Attributes:
-        running: how many handlers are running.
-        grace: seconds left for them.
+        running: the number of running handlers.
+        grace: the seconds that are left for these handlers.
     """
 
     running: int
@@ -364,8 +378,8 @@ class ProcessEnded(Event, frozen=True, gc=False):
     A worker process ended. `queue` is empty.
 
     Attributes:
-        pid: its process id.
-        reason: why it is replaced; empty if it is not replaced.
+        pid: the process id.
+        reason: why the process is replaced, in one word; empty if it is not replaced.
     """
 
     pid: int
@@ -376,29 +390,34 @@ class Observer(Protocol):
     """
     A callable that is called with every event.
 
-    An observer with an attribute `kinds`, a tuple of event classes, is called with these classes only. While its
-    `wants_success` is false, it gets no events of handlers that ended well. A worker creates no events that no observer
-    wants: events of single messages are most of the cost of observers.
+    If the observer has an attribute `kinds`, a tuple of event classes, it is called only with events of these classes.
+    If it has an attribute `wants_success` that is false, it is not called for handlers that ended successfully. Use both
+    attributes to save time: events of single messages are expensive, and a worker does not create events that no
+    observer accepts.
 
     Example: `Consumer(observers=[lambda event: print(event)])`
     """
 
     def __call__(self, event: Event, /) -> None:
-        """Handle `event`. The thread of the event calls it and waits, so it must be quick."""
+        """Handle `event`; return quickly, because the thread that caused the event waits for all observers."""
 
 
 def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
-    """Return the observers for events of `kind`."""
+    """Return the observers that accept events of the class `kind`."""
     return [one for one in observers if issubclass(kind, getattr(one, "kinds", Event))]
 
 
 def notify(observers: Iterable[Observer], events: Iterable[Event]) -> None:
-    """Call every observer with every event; continue after any exception, even one that would end the thread."""
+    """
+    Call every observer with every event.
+
+    Exceptions of observers are ignored, even SystemExit, but not KeyboardInterrupt.
+    """
     for event in events:
         for observer in observers:
             try:
                 observer(event)
             except KeyboardInterrupt:
                 raise
-            except BaseException:  # noqa: S112  cheaper than `suppress`, for every message
+            except BaseException:  # noqa: S112  faster than `suppress`, and runs for every message
                 continue

@@ -22,20 +22,21 @@ from reliq.message import Duration, Header
 from reliq.settings import milliseconds
 
 CLUSTER_SLOTS = 16_384
-#: The largest number of shards: eight bits select the position of a shard in a Cluster.
+#: The largest number of shards. Eight bits of a shard's number select its range of slots in a Cluster.
 SHARDS_LIMIT = 256
 _BITS = 8
 _SLOTS_OF_PLACE = CLUSTER_SLOTS // SHARDS_LIMIT
 
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-#: The Go original allows any name; reliq requires printable names of at most this length.
+#: The longest name of a queue that is shared with Go programs. The Go library itself does not limit names.
 LONGEST_FOREIGN_NAME = 512
 
-#: A hash: queue -> when a worker or producer last reported it, in unix seconds. Outside of all queues' slots.
+#: A hash with the unix time at which a worker or publisher last reported each queue. In a Cluster,
+#: this key is not in the slots of the queues, because all queues share it.
 QUEUES_KEY = "reliq:queues"
 
-#: A sorted set: worker process -> when it last wrote its record, in unix seconds. Outside of all queues' slots.
+#: A sorted set with the unix time at which each worker process last wrote its record. All queues share this key.
 WORKERS_KEY = "reliq:workers"
 
 _PREFIX = re.compile(r"[^\s,]{1,128}")
@@ -45,39 +46,42 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _TIME_LENGTH = 8
 _TOKEN_LENGTH = 14
-#: Random bytes are read from the kernel for this many tokens at a time, because a read for each id would be slow.
+#: Random bytes for this many ids are read from the kernel together, because a read for each id would be slow.
 _STOCK_TOKENS = 128
 _ID_LENGTH = 22
 _PERIODIC = "cron."
+_STORED = "plan."
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
-#: The time range of generated ids in unix ms, 2020 to 2100. Of other ids with the same form, 1 in 86 is in this range.
+#: Generated ids contain a time from 2020 to 2100, in unix ms. A chosen id of the same form contains such
+#: a time only by chance, with a probability of 1 in 86.
 _FIRST_MS = 1_577_836_800_000
 _LAST_MS = 4_102_444_800_000
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
-#: Unused tokens by process id, because a fork that bypasses Python's hooks (uWSGI) copies them.
+#: Unused tokens by process id. If uWSGI forks without Python's hooks, the child must not use its parent's tokens.
 _stock: dict[int, list[str]] = {}
-#: The last millisecond of a generated id, and its text.
+#: The time of the last generated id in unix ms, and its text in the id.
 _last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
 
 
 def slot_of(tag: str) -> int:
-    """Return the Cluster slot of the keys with a hash tag."""
+    """Return the Cluster slot of the Redis keys with the hash tag `tag`."""
     return crc_hqx(tag.encode(), 0) % CLUSTER_SLOTS
 
 
 @cache
 def end_of_tag(tag: str, shard: int) -> str:
     """
-    Return the suffix of a shard's hash tag, after its queue's tag: empty for shard 0, for example `#3.52` for shard 3.
+    Return the text that a shard appends to its queue's hash tag, for example `#3.52` for shard 3; empty for shard 0.
 
-    The number after the dot is the first that spreads the shards evenly: of 2 ** n shards, each 2 ** n-th part of the
-    slots has exactly one. So nodes with equal numbers of slots have equal numbers of shards.
+    The number after the dot distributes shards evenly: if the slots are divided into 2 ** n equal ranges, each range
+    has one of 2 ** n shards. So nodes with equal numbers of slots have equal numbers of shards.
     """
     if shard == 0:
         return ""
-    # Shard 0 keeps the queue's slot; the low bits of another shard's number are the high bits of its distance.
+    # The slots are divided into 256 numbered ranges. Shard 0 has the range of the slot of `tag`. Shard n has the range
+    # whose number is the number of shard 0's range XOR the number n with its eight bits reversed.
     place = slot_of(tag) // _SLOTS_OF_PLACE ^ int(f"{shard:0{_BITS}b}"[::-1], 2)
     ends = (f"#{shard}.{number}" for number in count())
     return next(end for end in ends if slot_of(tag + end) // _SLOTS_OF_PLACE == place)
@@ -97,13 +101,18 @@ def worker_key(id: str) -> str:
 
 
 def stack_request_key(id: str) -> str:
-    """Return the key that exists while a command waits for the stacks of worker process `id`."""
+    """Return the key that exists while a command waits for a stack report of worker process `id`."""
     return f"reliq:stack-request:{id}"
 
 
 def stacks_key(id: str) -> str:
     """Return the key of the last stack report of worker process `id`: a string that expires."""
     return f"reliq:stacks:{id}"
+
+
+def limit_key(name: str) -> str:
+    """Return the key of a shared limit, a hash. No queue has the same key, because queue names contain no colon."""
+    return f"{{reliq:limit:{name}}}"
 
 
 def pattern(key: str) -> str:
@@ -156,7 +165,7 @@ class Layout:
 
         Args:
             hash_tag: False for Go's `NewQueue`; True for `NewQueueOnCluster` and `UseHashTagKey`. Default: False.
-            prefix: the prefix of Go's `UseCustomPrefix`, which is not used in the keys of bodies. Default: "dp".
+            prefix: the prefix of Go's `UseCustomPrefix`. The keys of bodies do not have this prefix. Default: "dp".
         """
         return cls(prefix, hash_tag, bare=True)
 
@@ -186,7 +195,7 @@ class Layout:
 
     @property
     def body_prefix(self) -> str:
-        """The prefix of the bodies' keys; the Go original always uses `dp`."""
+        """The prefix of the bodies' keys; the Go library always uses `dp`."""
         return "dp" if self.bare else self.prefix
 
     @property
@@ -209,18 +218,18 @@ def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
 
 class Keys:
     """
-    The Redis keys of one shard of the queue `name` in `layout`; a queue without sharding is its shard 0.
+    The Redis keys of one shard of the queue `name` in `layout`; a queue without sharding has only shard 0.
 
     Raises:
         ConfigurationError: the name is not 1 to 128 characters of A-Z a-z 0-9 _ . - (in the Go layout 1 to 512
             printable characters), or a queue with the Go layout would have several shards.
     """
 
-    def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:
+    def __init__(self, name: str, layout: Layout = Layout.RELIQ, shard: int = 0) -> None:  # noqa: PLR0915  a list of keys
         check_layout(layout)
         if not is_name(name, layout):
             is_gos = not layout.bare and isinstance(name, str) and ":" in name and is_name(name, Layout.hdt3213())
-            hint = "; queues of Go may be called so: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
+            hint = "; a queue in Go may have this name: --layout hdt3213, or Layout.hdt3213()" if is_gos else ""
             wanted = (
                 f"1 to {LONGEST_FOREIGN_NAME} printable characters" if layout.bare else "1 to 128 of A-Z a-z 0-9 _ . - "
             )
@@ -229,7 +238,7 @@ class Keys:
             raise ConfigurationError(f"a shard is a number from 0 to {SHARDS_LIMIT - 1}, not {shard!r}")
         if shard and layout.bare:
             raise ConfigurationError(
-                f"a queue in the layout {layout} has one shard: the Go original does not support more"
+                f"a queue in the layout {layout} has one shard: the Go library does not support more"
             )
         self.name = name
         self.layout = layout
@@ -240,45 +249,46 @@ class Keys:
         self.msg_start = bodies + ":msg:"  # the start of each body's key
         self._aside = base + ":aside:"
         self._dedup = base + ":dd:"
+        self.result_start = base + ":result:"  # the start of each result's key
         self._lane = base + ":lane:"
         self.pending = base + ":pending"  # sorted set: id -> due time
-        self.ready = base + ":ready"  # list: LPUSH in, RPOP out
+        self.ready = base + ":ready"  # list: ids of due messages; LPUSH adds, RPOP claims
         self.unack = base + ":unack"  # sorted set: id -> lease deadline or redelivery time
         self.retry = base + ":retry"  # list: ids to be delivered again
-        self.garbage = base + ":garbage"  # set: ids that have ended for good
+        self.garbage = base + ":garbage"  # set: ids of failed messages that are not yet dead letters
         self.retries_left = base + ":retry:cnt"  # hash: id -> retries left
-        self.lease = base + ":lease"  # hash: id -> state word: a claim's nonce, `nacked`, `suspect`, ...
+        self.lease = base + ":lease"  # hash: id -> its state: the nonce of its claim, `nacked`, `suspect` and so on
         self.errors = base + ":errors"  # hash: id -> reason, attempt and error of its last failure
         self.dead = base + ":dead"  # stream: the dead letters
         self.ends = base + ":ends"  # stream: the last messages that ended without an ack
         self.history = base + ":history"  # stream: the last acked messages, if the queue keeps them
-        self.token = base + ":token"  # string: the last token of a claim
-        self.totals = base + ":totals"  # hash: kind -> the number of such events so far
+        self.token = base + ":token"  # string: the last fencing token
+        self.totals = base + ":totals"  # hash: event, such as `acked` -> the number of messages so far
         self.minutes = base + ":minutes"  # hash: totals of the last 180 minutes, written by workers
-        self.wake = base + ":wake"  # list: at most one token
+        self.wake = base + ":wake"  # list: at most one token, which wakes a waiting process
         self.watch = base + ":watch"  # string: the process that waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> its `dedup` in ms
         self.paused = base + ":paused"  # string: exists while the queue is paused
         # Not every queue has the following keys.
-        self.cron = base + ":cron"  # hash: the state of the periodic entries, see reliq.schedule
+        self.cron = base + ":cron"  # hash: the state of the periodic jobs, see reliq.schedule
+        self.plans = base + ":plans"  # hash: the schedules that were made at run time, see reliq.schedules
+        self.plans_due = base + ":plans:due"  # sorted set: name of a schedule in `plans` -> its next tick
         self.map = base + ":map"  # string, only in shard 0: how many shards the queue has
-        self.epoch = base + ":epoch"  # string: the lowest map epoch with which this shard accepts publishes
-        self.leaving = base + ":leaving"  # hash: id on its way to another shard -> the whole message
-        self.arrived = (
-            base + ":arrived"
-        )  # hash: other shard -> number and answer of its last departure that arrived here
+        self.epoch = base + ":epoch"  # string: version of the shard map; publishers with an older map are refused
+        self.leaving = base + ":leaving"  # hash: id -> the message, while it moves to another shard
+        self.arrived = base + ":arrived"  # hash: source shard -> number and result of the last batch moved from it
         self.line_start = base + ":line:"  # the start of each key queue's Redis key
-        # Hash that exists if the queue has keys: its limits, as written by `Limits.fields`.
+        # Hash with the queue's limits, see `Limits.fields`. It exists if the queue uses message keys or limits.
         self.limits = base + ":limits"
-        self.ring = base + ":ring"  # sorted set: key that may be served -> its position in the turns
-        # Sorted set of KEY, a NUL and ID: messages that count towards the limit of their key; all scores are 0.
+        self.ring = base + ":ring"  # sorted set: message key -> its position in the order of turns
+        # Sorted set of the messages that count against the limit of their key: `key NUL id`, all with the score 0.
         self.held = base + ":held"
-        self.asleep = base + ":asleep"  # sorted set: key -> until when it sleeps
-        self.rates = base + ":rates"  # sorted set: key -> when its bucket is full again, in unix us
+        self.asleep = base + ":asleep"  # sorted set: throttled or paused message key -> when it may run again
+        self.rates = base + ":rates"  # sorted set: message key -> when its rate allows a full burst again, in unix us
 
     @classmethod
     def registered(cls, entry: str) -> "Keys | None":
-        """Return the keys of the queue in a registry entry; None for an invalid entry."""
+        """Return the Redis keys of the queue that an entry of the queue registry names; None for an invalid entry."""
         layout, space, name = entry.partition(" ")
         try:
             return cls(name, Layout.parse(layout)) if space else cls(entry)
@@ -287,7 +297,7 @@ class Keys:
 
     @property
     def entry(self) -> str:
-        """The queue's entry in the registry: its name, after its layout unless that is reliq's own."""
+        """The queue's entry in the queue registry: its name; in the Go layout, the layout and the name."""
         return self.name if self.layout == Layout.RELIQ else f"{self.layout} {self.name}"
 
     def of_shard(self, shard: int) -> "Keys":
@@ -304,19 +314,23 @@ class Keys:
         return [prefix + id for id in ids]
 
     def dedup(self, id: str) -> str:
-        """Return the key that exists while the chosen id `id` cannot be published again after its end."""
+        """Return the key that exists while the chosen id `id` cannot be published again after its message has ended."""
         return self._dedup + id
 
+    def result(self, id: str) -> str:
+        """Return the key of the kept result of message `id`: a string that expires."""
+        return self.result_start + id
+
     def lane(self, lane: str) -> str:
-        """Return the key with the last call number and answer of `lane`."""
+        """Return the Redis key that stores the number and the answer of the last call of a call sequence (lane)."""
         return self._lane + lane
 
     def line(self, key: str) -> str:
-        """Return the list of ids that wait under message key `key`: LPUSH adds, the last is claimed next."""
+        """Return the Redis key of the list of ids that wait under message key `key`; the last id is claimed first."""
         return self.line_start + key
 
     def aside(self, key: str, stamp: int) -> str:
-        """Return the name to which the Redis key `key` is renamed if another program wrote to it."""
+        """Return the new name of the Redis key `key`, which is renamed after another program has written to it."""
         return f"{self._aside}{stamp}:{key}"
 
 
@@ -330,19 +344,19 @@ def new_id(shard: int = 0) -> str:
 
 
 def of_shard(id: str, shard: int) -> str:
-    """Return a generated id for another shard; its time and random part stay."""
+    """Return a generated id with the number of another shard; time and random part are unchanged."""
     return f"{id[:_ID_LENGTH]}~{shard}" if shard else id[:_ID_LENGTH]
 
 
 def home(id: str, shards: int) -> int:
     """
-    Return the shard of a message, its home, from its id and the number of shards.
+    Return the home (shard) of a message, computed from its id and the number of shards.
 
-    A generated id contains its shard. Ids of periodic entries are in shard 0, like the entries. For other chosen ids
-    the first eight bytes of their SHA-256 decide. An id in shard h of N is in shard h mod M of M if M divides N. So
-    doubling the number of shards moves ids only to new shards.
+    A generated id contains its shard. Messages of periodic jobs are in shard 0, where the periodic jobs are stored. For
+    other chosen ids, a hash of the id selects the shard. If the number of shards changes from N to a divisor M, an id
+    moves from shard h to shard h mod M. If the number doubles, an id stays or moves to a new shard.
     """
-    if shards == 1 or id.startswith(_PERIODIC):
+    if shards == 1 or id.startswith((_PERIODIC, _STORED)):
         return 0
     if generated := _OF_SHARD.fullmatch(id):
         return int(generated[1]) % shards
@@ -353,12 +367,17 @@ def home(id: str, shards: int) -> int:
 
 
 def tick_id(entry: str, at: int) -> str:
-    """Return the id of the message of a periodic entry's tick."""
+    """Return the id of the message of a periodic job's tick."""
     return f"{_PERIODIC}{entry}.{at}"
 
 
+def plan_id(name: str, at: int) -> str:
+    """Return the id of the message of a stored schedule's tick."""
+    return f"{_STORED}{name}.{at}"
+
+
 def run_id(entry: str, asked_ms: int) -> str:
-    """Return the id of the message of a requested run of a periodic entry."""
+    """Return the id of the message for a run of a periodic job that an operator has requested."""
     return f"{_PERIODIC}{entry}.run.{asked_ms}"
 
 
@@ -392,7 +411,7 @@ def check_id(id: str | UUID) -> str:
     Return an id as text.
 
     Raises:
-        ConfigurationError: it is neither 1 to 128 characters of `A-Z a-z 0-9 _ . : -` nor a generated id.
+        ConfigurationError: the id was not generated and is not 1 to 128 characters of `A-Z a-z 0-9 _ . : -`.
     """
     if isinstance(id, UUID):
         return str(id)
@@ -406,9 +425,9 @@ def check_id(id: str | UUID) -> str:
 
 def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]:
     """
-    Return queue, id and publication_id of a message's first publication, which copies in other queues keep.
+    Return queue, id and publication_id of a message's first publication; a copy in another queue has the same.
 
-    The publication_id is the publisher's number or the publish time; 0 for a bare body.
+    If the publisher gave no publication_id, the publish time takes its place; 0 for a body without an envelope.
     """
     publication_id = header.publication_id if header.publication_id is not None else header.enqueued
     if publication_id is None:
@@ -417,7 +436,7 @@ def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:
-    """Return for how many ms an id is blocked if its header is gone with its message; None if it was generated."""
+    """Return for how many ms `dedup` blocks a chosen id after its message has ended; None for a generated id."""
     return None if made_at(id) is not None else milliseconds(dedup)
 
 

@@ -2,8 +2,8 @@
 Publishing: bodies and options become prepared messages, which are sent in one call to each shard.
 
 `Writer` checks options and encodes bodies. `Sender` sends the messages to their shards, combines the calls of async
-tasks into shared round trips, and waits for the confirmations that the durability requires. Once a minute it writes the
-queue to the queue registry after a publish; a failure of that write does not fail the publish.
+tasks into shared round trips, and waits for the confirmations that the durability requires. After a publish, at most
+once a minute, it also writes the queue to the queue registry. If that write fails, the publish is still successful.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import time
 import weakref
 from collections import Counter, deque
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from reliq.errors import (
@@ -29,16 +31,21 @@ from reliq.errors import (
 from reliq.events import Observer, PublishEnded, Unconfirmed, notify, wanting
 from reliq.keys import Keys, check_id, home, made_at, new_id, of_shard
 from reliq.lua import transitions
-from reliq.lua.transitions import AskStatus, CallNumber, CallSequences, Message, Messages, PublishAnswer
+from reliq.lua.transitions import AskStatus, CallNumber, CallSequences, Message, Messages, PublishAnswer, ReplaceMode
 from reliq.message import (
+    COST_LIMIT,
+    COST_MARK,
     PRIORITY_LINES,
     Confirmed,
     Copied,
+    Debounce,
     Duration,
+    OnConflict,
     OutgoingMessage,
     Priority,
     PublishOptions,
     Receipt,
+    Throttle,
 )
 from reliq.redis import commands, server as transport
 from reliq.redis.connection import ASYNCIO, Driver, ServerVersion
@@ -54,24 +61,27 @@ if TYPE_CHECKING:
 
     from reliq.codec import Codec
     from reliq.message import Header
-    from reliq.redis.client import AsyncClient, Clients
+    from reliq.redis.client import AnyClient, Clients
     from reliq.redis.commands import Call, Command, Request, T
     from reliq.settings import QueueSettings
 
 
 #: The keyword arguments of a publish.
 PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
-#: The confirmations of a publish that requires none.
+#: The value for a publish that requires no confirmations.
 NOT_ASKED = Confirmed()
 
 
 def line_of(outgoing: OutgoingMessage[Any]) -> str:
     """
-    Return the name of a message's key queue: its key, a name for its priority, or an empty text.
+    Return a message's key, a name for its priority, or an empty text; a cost above 1 is appended.
 
     Raises:
-        ConfigurationError: the key or the priority is not valid, or both are given.
+        ConfigurationError: the key, the priority or the cost is not valid, or key and priority are given.
     """
+    if type(outgoing.cost) is not int or outgoing.cost != 1:
+        check_int("cost", outgoing.cost, least=1, most=COST_LIMIT)
+        return f"{line_of(replace(outgoing, cost=1))}{COST_MARK}{outgoing.cost}"
     if outgoing.key is None and outgoing.priority == "normal":
         return ""
     check_is_one_of("priority", outgoing.priority, get_args(Priority))
@@ -79,14 +89,14 @@ def line_of(outgoing: OutgoingMessage[Any]) -> str:
         return PRIORITY_LINES[outgoing.priority]
     if outgoing.priority != "normal":
         raise ConfigurationError(
-            f"give key or priority, not both: the messages of key {outgoing.key!r:.40} take turns with those of other "
-            "keys; give the key more turns with Queue(key_weights={…})"
+            f"give key or priority, not both: key {outgoing.key!r:.40} takes turns with other keys; to give it more "
+            "turns, use Queue(key_weights={…})"
         )
     return check_key(outgoing.key)
 
 
 def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
-    """Return unix ms (or None) and a delay in ms; raise ConfigurationError if invalid or if both are given."""
+    """Return `at` in unix ms (or None) and `delay` in ms; raise ConfigurationError if invalid or both are given."""
     delay_ms = milliseconds(seconds("delay", delay))
     if at is not None and delay_ms:
         raise ConfigurationError("give delay or at, not both")
@@ -94,7 +104,7 @@ def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
 
 
 def unix_ms(at: datetime) -> int:
-    """Return an aware datetime in unix ms; raise ConfigurationError for a naive datetime or one out of range."""
+    """Return an aware datetime in unix ms; raise ConfigurationError if it is naive or out of range."""
     if not isinstance(at, datetime) or at.utcoffset() is None:
         raise ConfigurationError("at must be an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
     unix = at.timestamp()
@@ -102,6 +112,53 @@ def unix_ms(at: datetime) -> int:
     if unix < 0 or unix - now > LONGEST_SECONDS:
         raise ConfigurationError(f"at must lie between 1970 and ten years from now, not {at.isoformat()}")
     return milliseconds(unix)
+
+
+class Conflict(NamedTuple):
+    """A valid `on_conflict` other than "keep", as arguments for `transitions.replace`."""
+
+    mode: ReplaceMode
+    span_ms: int = 0
+    most_ms: int = 0
+
+    @classmethod
+    def of(cls, outgoing: OutgoingMessage[Any]) -> Conflict:
+        """Check `on_conflict` and the options given with it; raise ConfigurationError for an invalid combination."""
+        match outgoing.on_conflict:
+            case "follow" | "replace" as mode:
+                conflict = cls(mode)
+            case Debounce() as one:
+                wait = seconds("Debounce", one.seconds, least=0.001)
+                most = 10 * wait if one.max_wait is None else seconds("max_wait", one.max_wait, least=wait)
+                conflict = cls("debounce", milliseconds(wait), milliseconds(most))
+            case Throttle() as one:
+                conflict = cls("throttle", milliseconds(seconds("Throttle", one.seconds, least=0.001)))
+            case other:
+                raise ConfigurationError(
+                    f'on_conflict must be "keep", "follow", "replace", Debounce(seconds) or Throttle(seconds), not {other!r:.60}'
+                )
+        if outgoing.id is None:
+            raise ConfigurationError(
+                "on_conflict needs an id chosen by you: publish(..., id='cart-7', on_conflict='replace')"
+            )
+        others = {
+            "dedup": outgoing.dedup is not None,
+            "ignore_dedup": outgoing.ignore_dedup,
+            "publication_id": outgoing.publication_id is not None,
+            "delay or at, which Debounce computes": conflict.mode == "debounce" and (outgoing.delay or outgoing.at),
+        }
+        if given := [name for name, is_given in others.items() if is_given]:
+            raise ConfigurationError(
+                f"leave out {given[0]}: it cannot be combined with on_conflict={outgoing.on_conflict!r}"
+            )
+        return conflict
+
+    @property
+    def option(self) -> OnConflict:
+        """The `on_conflict` that the publisher gave; needed to publish the message again."""
+        if self.mode == "debounce":
+            return Debounce(self.span_ms / 1000, self.most_ms / 1000)
+        return Throttle(self.span_ms / 1000) if self.mode == "throttle" else self.mode
 
 
 class CallTerms(NamedTuple):
@@ -112,7 +169,8 @@ class CallTerms(NamedTuple):
     ttl_ms: int
     retries: int
     window_ms: int | None
-    replace: bool
+    ignore_dedup: bool
+    conflict: Conflict | None = None
 
 
 class PreparedMessage(NamedTuple):
@@ -120,7 +178,7 @@ class PreparedMessage(NamedTuple):
     One message ready to be sent.
 
     Attributes:
-        line: the name of its key queue, as returned by `line_of`.
+        line: the message key or a name for the priority, and the cost, as returned by `line_of`.
     """
 
     id: str
@@ -130,7 +188,7 @@ class PreparedMessage(NamedTuple):
 
     @property
     def is_generated(self) -> bool:
-        """Whether its id was generated, so that any shard may store the message."""
+        """Whether reliq generated the message id. Any shard may store such a message."""
         return self.terms.window_ms is None
 
 
@@ -139,10 +197,11 @@ class ShardBatch(NamedTuple):
     Messages that go to one shard in one call, with the same options.
 
     Attributes:
-        places: the indexes of the messages in their publish.
+        places: the index of each message among all messages of the same publish.
         keys: the keys of the shard.
-        fence: the fence of the map that selected the shard; a shard with a later map refuses chosen ids.
-        old_home: the shard to ask first, because it may have messages with these ids; None if there is none.
+        fence: the version of the shard map that selected the shard; a shard with a newer map refuses chosen ids.
+        old_home: during a resize, the shard from which these ids move. It may still have earlier messages with these
+            ids, so the publisher first asks it which ids are free. None if the ids do not move.
         may_detour: whether the messages may go to another shard if this shard cannot be reached.
     """
 
@@ -154,32 +213,37 @@ class ShardBatch(NamedTuple):
     may_detour: bool = False
 
     def question(self) -> Call[list[AskStatus]]:
-        """Return the call that asks the old home which of the ids are free."""
+        """Return the call that asks `old_home`, the shard before a resize, which ids no message has there."""
         ids = [order.id for order in self.orders]
-        replace = self.orders[0].terms.replace
-        return transitions.ask(self.old_home or self.keys, ids, fence=self.fence, replace=replace)
+        terms = self.orders[0].terms
+        ignores = terms.ignore_dedup or terms.conflict is not None
+        return transitions.ask(self.old_home or self.keys, ids, fence=self.fence, replace=ignores)
 
     def free(self, answers: Sequence[AskStatus]) -> ShardBatch:
-        """Return the batch without the messages with an id that is not free at the old home."""
+        """Return a batch of only the messages whose ids are free; `answers` are the replies to `question`."""
         free = [at for at, answer in enumerate(answers) if answer == "free"]
         return self._replace(orders=[self.orders[at] for at in free], places=[self.places[at] for at in free])
 
     def call(
         self, terms: CallTerms, call_number: transitions.CallNumber, *, remember_ms: int = transitions.REMEMBER_MS
     ) -> Call[transitions.PublishAnswer]:
-        """Return the call that publishes the messages with these options."""
+        """Return the call that publishes this batch with the options `terms`."""
         lines = [order.line for order in self.orders]
-        return transitions.publish(
+        items = [(order.id, order.value) for order in self.orders]
+        if (how := terms.conflict) is not None:
+            make = partial(transitions.replace, mode=how.mode, span_ms=how.span_ms, most_ms=how.most_ms)
+        else:
+            make = partial(
+                transitions.publish, window_ms=terms.window_ms, replace=terms.ignore_dedup, bare=self.keys.bare
+            )
+        return make(
             self.keys,
-            [(order.id, order.value) for order in self.orders],
+            items,
             call_number,
             at_ms=terms.at_ms,
             delay_ms=terms.delay_ms,
             ttl_ms=terms.ttl_ms,
             retries=terms.retries,
-            window_ms=terms.window_ms,
-            replace=terms.replace,
-            bare=self.keys.bare,
             fence=self.fence,
             message_keys=lines if any(lines) else None,
             remember_ms=remember_ms,
@@ -190,7 +254,7 @@ def by_shard(
     orders: Mapping[int, PreparedMessage], shards: Shards, map: ShardMap, *, may_detour: bool = False
 ) -> list[ShardBatch]:
     """
-    Group messages by their shard in `map` and by the shard to ask first.
+    Group messages by their shard in `map`, and by the old shard that `ShardBatch.old_home` describes.
 
     Args:
         orders: the messages by their indexes.
@@ -199,7 +263,8 @@ def by_shard(
     by_homes: dict[tuple[int, int], list[int]] = {}
     for place, order in orders.items():
         now = home(order.id, map.n)
-        before = now if order.is_generated else home(order.id, map.was)  # the old home may have the chosen id
+        # During a resize, an earlier message with the same chosen id may still be in its old shard.
+        before = now if order.is_generated else home(order.id, map.was)
         by_homes.setdefault((now, before), []).append(place)
     return [
         ShardBatch(
@@ -216,14 +281,17 @@ def by_shard(
 
 class Writer:
     """
-    Converts bodies and options to prepared messages, and these to calls.
+    Converts bodies and options to prepared messages, and prepared messages to calls.
 
     Attributes:
         shards: the shards of the queue, as last read.
     """
 
-    def __init__(self, shards: Shards, codec: Codec[Any], settings: QueueSettings) -> None:
+    def __init__(
+        self, shards: Shards, codec: Codec[Any], settings: QueueSettings, cost_burst: int | None = None
+    ) -> None:
         self.keys = shards.first
+        self._cost_burst = cost_burst or COST_LIMIT
         self.shards = shards
         self._codec = codec
         self._settings = settings
@@ -235,7 +303,9 @@ class Writer:
         self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish"
     ) -> PreparedMessage:
         """
-        Check the options and encode `body`; without options the message has the queue's options and is due now.
+        Check the options and encode `body` into a prepared message.
+
+        A message without options has the queue's options and is due now.
 
         Args:
             shard: the shard for a generated id; None for the next shard in rotation.
@@ -244,7 +314,7 @@ class Writer:
         Raises:
             ConfigurationError: an option is not valid.
             BodyError: the body cannot be encoded or is too large.
-            TypeError: there is no such option.
+            TypeError: an option does not exist.
         """
         if shard is None:
             known = self.shards.clients.maps.get(self.shards.entry, UNREAD)
@@ -262,9 +332,11 @@ class Writer:
         if self.bare:
             given = {
                 "headers": outgoing.headers,
+                "on_conflict": terms.conflict is not None,
                 "publication_id": outgoing.publication_id is not None,
                 "key": outgoing.key is not None,
                 "priority": outgoing.priority != "normal",
+                "cost": outgoing.cost != 1,
             }
             for name, is_given in given.items():
                 if is_given:
@@ -281,14 +353,19 @@ class Writer:
                 )
             check_int("publication_id", number, most=NUMBER_LIMIT - 1)
         line = line_of(outgoing)
+        if outgoing.cost > self._cost_burst:
+            raise ConfigurationError(
+                f"cost must be at most the burst of the queue's rate by cost, which is {self._cost_burst}, not "
+                f"{outgoing.cost}: split the message, or raise burst"
+            )
         origin = outgoing.origin if isinstance(outgoing, Copied) else None
         start = envelope_rest(terms.retries, enqueued, terms.window_ms, outgoing.headers, number, line, origin)
         return PreparedMessage(id, start + payload, terms, line)
 
     def known_by(self, orders: list[PreparedMessage]) -> Messages:
-        """Return each message's id and a hash of the rest, which identify it if it is published again."""
+        """Return each message's id and a hash of its body and options, to recognize a repeated publish."""
         terms = orders[0].terms
-        if terms.window_ms is None:  # published again, a generated id counts as a chosen id
+        if terms.window_ms is None:  # generated ids are chosen ids in a repeated publish
             terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
         known = []
         for order in orders:
@@ -297,19 +374,15 @@ class Writer:
             known.append(Message(order.id, hash(rest)))
         return tuple(known)
 
-    def failed(
-        self, orders: list[PreparedMessage], error: ReliqError, confirmed: int = 0, *, unsent: bool = False
-    ) -> PublishFailed:
-        """Return `error` as a PublishFailed; with `unsent`, Redis has certainly received nothing."""
+    def failed(self, orders: list[PreparedMessage], error: ReliqError, *, unsent: bool = False) -> PublishFailed:
+        """Convert `error` to a PublishFailed; `unsent` means that Redis has certainly received nothing."""
         maybe_ran = getattr(error, "maybe_ran", False) and not unsent
         return PublishFailed(
             self.keys.name,
             tuple(order.id for order in orders),
             "unknown" if maybe_ran else "refused",
             str(error),
-            confirmed,
-            advised=not isinstance(error, LoginError),  # has its own advice
-            orders=orders,
+            advised=not isinstance(error, LoginError),  # a LoginError already has advice in its text
             again=lambda rest: tuple(map(self._outgoing, rest)),
         )
 
@@ -325,11 +398,13 @@ class Writer:
             retries=terms.retries,
             ttl=terms.ttl_ms / 1000,
             headers=header.headers or None,
-            dedup=None if terms.window_ms is None else terms.window_ms / 1000,
-            replace=terms.replace,
+            dedup=None if terms.window_ms is None or terms.conflict else terms.window_ms / 1000,
+            ignore_dedup=terms.ignore_dedup,
+            on_conflict=terms.conflict.option if terms.conflict else "keep",
             publication_id=header.publication_id,
             key=header.key,
             priority=header.priority,
+            cost=header.cost,
             **given,
         )
 
@@ -348,38 +423,48 @@ class Writer:
     def _terms(self, outgoing: OutgoingMessage[Any]) -> CallTerms:
         is_due_now = type(outgoing.delay) is float and not outgoing.delay and outgoing.at is None
         is_plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
-        if is_due_now and is_plain and not outgoing.replace:
+        conflict = None if outgoing.on_conflict == "keep" else Conflict.of(outgoing)
+        if is_due_now and is_plain and not outgoing.ignore_dedup:
             return self._usual  # already checked
         settings = self._settings
         ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
         retries = settings.retries if outgoing.retries is None else check_int("retries", outgoing.retries, most=1000)
         window = None
         if outgoing.id is not None:
-            window = milliseconds(seconds("dedup", settings.dedup if outgoing.dedup is None else outgoing.dedup))
+            dedup = settings.dedup if outgoing.dedup is None else outgoing.dedup
+            window = 0 if conflict else milliseconds(seconds("dedup", dedup))
         elif outgoing.dedup is not None:
             raise ConfigurationError("dedup needs an id chosen by you: publish(..., id='report-7', dedup=86400)")
-        return CallTerms(*when(outgoing.delay, outgoing.at), milliseconds(ttl), retries, window, bool(outgoing.replace))
+        due = when(outgoing.delay, outgoing.at)
+        return CallTerms(*due, milliseconds(ttl), retries, window, bool(outgoing.ignore_dedup), conflict)
 
 
-#: A process writes a queue to the registry at most once in this many seconds; only then can a queue be forgotten.
+#: A process writes a queue to the queue registry at most once in this many seconds. For this time
+#: after a write, `reliq delete` refuses the queue: a process that publishes to it would not yet register it again.
 NAMING_SECONDS = 60.0
 OLDEST_WITH_WAITAOF = (7, 2)
 #: One round trip carries at most this many calls.
 TOGETHER_LIMIT = 500
 #: One round trip carries at most this many bytes of bodies, unless a single call is larger.
 TOGETHER_BYTES = 8 * MIB
-#: After this many seconds without a reply, the next round trip starts in parallel: Redis may be unavailable.
+#: If Redis has not replied after this many seconds, the next round trip starts in parallel.
 OVERLAP_SECONDS = 0.1
-#: How many unreachable shards a message with a generated id tries before it waits for a shard.
+#: If a shard is unreachable, send messages with generated ids to another shard, at most this many times per publish.
 DETOURS = 2
-#: How often one publish reads the map at most because a shard has a later map.
+#: Seconds until the next try if the earlier message with an id is becoming a dead letter or moving to another shard.
+ENDING_SECONDS = 0.05
+#: If a shard reports a newer shard map, a publish reads the map and tries again, at most this many times.
 LOOKS = 5
 
 _SERVER_FACTS = (commands.server_facts("server"), commands.server_facts("persistence"))
 
 
 def registration(keys: Keys, clients: Clients) -> Command[None] | None:
-    """Return the command that writes a queue to the registry, which the caller must run; None if not due yet."""
+    """
+    Return the command that writes a queue to the queue registry; None if this process wrote it within NAMING_SECONDS.
+
+    The caller runs the command.
+    """
     now = time.monotonic()
     named = clients.connection().named
     if named.get(keys.entry, 0.0) > now:
@@ -424,7 +509,7 @@ class Confirmer:
         return answer, confirmed
 
     def _check_server(self, answers: Sequence[dict[str, str] | Exception], durability: Durability) -> None:
-        """Raise ConfigurationError if the server has no WAITAOF; a server that hides its version passes."""
+        """Raise ConfigurationError if the server has no WAITAOF; accept a server that hides its version."""
         server, persistence = ({} if isinstance(facts, Exception) else facts for facts in answers)
         version = ServerVersion.read(server)
         if version.is_before(OLDEST_WITH_WAITAOF):
@@ -439,7 +524,7 @@ class Confirmer:
 
 def longer_seconds(durability: Durability) -> float:
     """
-    Return for how many seconds longer than usual to wait for a reply.
+    Return how many seconds to wait for a reply in addition to the usual timeout.
 
     The number is rounded up to a power of two, because each different number needs its own connections.
     """
@@ -461,26 +546,27 @@ class Batcher:
     A single call is sent immediately. During a round trip, further calls are collected for the next.
     """
 
-    def __init__(self, client: Callable[[], AsyncClient], *, for_seconds: float) -> None:
+    def __init__(self, client: Callable[[], AnyClient], *, for_seconds: float) -> None:
         self._client = client
         self._for_seconds = for_seconds
         self._waiting: deque[Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._rounds: set[asyncio.Task[None]] = set()  # the event loop has only weak references to tasks
+        # Strong references: the event loop keeps only weak references to tasks.
+        self._rounds: set[asyncio.Task[None]] = set()
 
     async def run(self, request: Request[T], weight: int, *, once_sent: bool = False) -> T:
         """
-        Make `request`, which carries `weight` bytes, and return its answer, as `AsyncClient.run` does.
+        Send `request`, which carries `weight` bytes, and return its answer, as `AnyClient.run` does.
 
-        With `once_sent`, a request that could not be sent is not retried, as in `Client.run_once_sent`. Cancelling the
-        caller does not cancel its request.
+        With `once_sent`, a request is retried only if Redis may have received it. If the caller is cancelled, the
+        request still runs.
         """
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(request, weight, future))
         if self._task is None:
             self._start()
         answer = await future
-        if isinstance(answer, RedisUnavailableError):  # Redis answered the other requests: retry
+        if isinstance(answer, RedisUnavailableError):  # retry this request alone: other requests have their answers
             if once_sent and not answer.maybe_ran:
                 raise answer
             return await self._client().run(request, for_seconds=self._for_seconds)
@@ -494,7 +580,7 @@ class Batcher:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, _task: asyncio.Task[None]) -> None:
-        """Start again for callers that still wait: the end of an event loop cancels this task like any other."""
+        """Start a new task if callers still wait: the end of an event loop can cancel the task too early."""
         self._task = None
         self._waiting = deque(call for call in self._waiting if not call.answer.done())
         if self._waiting:
@@ -515,7 +601,7 @@ class Batcher:
             await asyncio.wait([trip], timeout=OVERLAP_SECONDS)
 
     async def _make(self, together: list[Waiting]) -> None:
-        """Make the calls in one round trip, and answer each caller that still waits."""
+        """Send the calls in one round trip, and set the results for the callers that still wait."""
         try:
             answers = await self._client().run_all([call.request for call in together], for_seconds=self._for_seconds)
         except asyncio.CancelledError:
@@ -532,114 +618,17 @@ class Batcher:
                 call.answer.set_result(answer)
 
 
-class Router:
-    """
-    The shards for `orders`, by the current map.
-
-    Attributes:
-        is_stale: whether a shard has a later map, so that the map must be read.
-        left: how many messages have no receipt yet.
-    """
-
-    def __init__(
-        self, shards: Shards, orders: list[PreparedMessage], confirmed: int = 0, *, is_stale: bool = False
-    ) -> None:
-        self._shards = shards
-        self._map = shards.map
-        self._orders = orders
-        self._receipts: dict[int, Receipt] = {}
-        self._confirmed = confirmed
-        self._looks = 0
-        self._detours = DETOURS
-        self.is_stale = is_stale
-        self.left = len(orders)
-
-    @property
-    def receipts(self) -> list[Receipt]:
-        """The receipts, in the order of the messages."""
-        return [self._receipts[at] for at in range(len(self._orders))]
-
-    @property
-    def unsent(self) -> list[PreparedMessage]:
-        """The messages without a receipt."""
-        return [order for at, order in enumerate(self._orders) if at not in self._receipts]
-
-    @property
-    def confirmed(self) -> int:
-        """How many messages are published, in this and earlier calls."""
-        return self._confirmed + sum(receipt.status == "published" for receipt in self._receipts.values())
-
-    def looked(self) -> None:
-        """
-        Use the map that was read.
-
-        Raises:
-            RedisRefusedError: a shard still has a later map after `LOOKS` reads.
-        """
-        self._looks += self.is_stale
-        if self._looks > LOOKS:
-            name = self._shards.first.name
-            raise RedisRefusedError(
-                f"a shard of queue {name!r} has a later shard map than {self._shards.first.map!r}, which has epoch "
-                f"{self._map.epoch}: a failover may have lost the later map; restore it with: "
-                + shell_command("check", name, options=["--repair"])
-            )
-        if self._map.n == 1 < self._shards.map.n:  # the ids were generated before the map was read
-            self._move([at for at, order in enumerate(self._orders) if order.is_generated], self._shards.turn())
-        self._map = self._shards.map
-        self.is_stale = False
-
-    def parts(self) -> list[ShardBatch]:
-        """
-        Return the messages without a receipt, grouped by their shard.
-
-        Raises:
-            ConfigurationError: the queue has several shards, and a message has a key.
-        """
-        map = self._map
-        if map.served > 1 and any(order.line for order in self._orders):
-            check_one_shard(self._shards)
-        unsent = {at: order for at, order in enumerate(self._orders) if at not in self._receipts}
-        return by_shard(unsent, self._shards, map, may_detour=map.n > 1 and self._detours > 0)
-
-    def asked(self, part: ShardBatch, answers: Sequence[AskStatus]) -> ShardBatch:
-        """Store the answers of an old home; return the batch without the messages that must not be published."""
-        self.is_stale = self.is_stale or "stale" in answers
-        terms = part.orders[0].terms
-        due = (time.time() * 1000 + terms.delay_ms if terms.at_ms is None else terms.at_ms) / 1000
-        for place, order, answer in zip(part.places, part.orders, answers, strict=True):
-            if answer != "free" and answer != "stale":  # noqa: PLR1714  mypy does not narrow a tuple
-                self._receipts[place] = Receipt(order.id, answer, due)
-                self.left -= 1
-        return part.free(answers)
-
-    def answered(self, part: ShardBatch, done: list[Receipt] | None) -> None:
-        """
-        Store the receipts of a shard.
-
-        Args:
-            done: the receipts of the whole batch; empty if the shard has a later map; None if the shard could not be
-                reached. Then the next shard in rotation gets the messages, with new ids for that shard.
-        """
-        if done is None:
-            self._detours -= 1
-            shard = self._shards.turn()
-            self._move(part.places, self._shards.turn() if shard == part.keys.shard else shard)
-            return
-        self._receipts.update(zip(part.places, done, strict=False))
-        self.left -= len(done)
-        self.is_stale = self.is_stale or not done
-
-    def _move(self, places: Sequence[int], shard: int) -> None:
-        for at in places:
-            self._orders[at] = self._orders[at]._replace(id=of_shard(self._orders[at].id, shard))
+def _move(orders: list[PreparedMessage], places: Sequence[int], shard: int) -> None:
+    """Move the messages at the indexes `places` to another shard by changing their generated ids."""
+    for at in places:
+        orders[at] = orders[at]._replace(id=of_shard(orders[at].id, shard))
 
 
 def check_one_shard(shards: Shards) -> None:
     """Raise ConfigurationError if a queue has several shards; messages with keys need a single shard."""
     if (count := max(shards.map.served, shards.wanted or 1)) > 1:
         raise ConfigurationError(
-            f"queue {shards.first.name!r} has {count} shards: keys, priorities and limits need a queue of one shard"
+            f"queue {shards.first.name!r} has {count} shards: keys, priorities, costs and limits need a queue of one shard"
         )
 
 
@@ -665,27 +654,58 @@ class Sender:
         durability: Durability = Durability.NONE,
     ) -> list[Receipt]:
         """
-        Send `orders`; in async code the calls of many tasks share round trips.
+        Send the messages `orders`. In async code, the calls of many tasks share round trips.
+
+        With `on_conflict`, try again for 2 s while an earlier message with a chosen id is about to become a dead letter
+        or is moving to another shard.
+
+        Args:
+            confirmed: messages of the same `publish_many` that earlier calls confirmed; for `PublishFailed.confirmed`.
 
         Raises:
-            PublishFailed: Redis is unavailable or refuses; includes the number of messages `confirmed` before.
+            PublishFailed: Redis is unavailable or refuses the messages.
         """
+        done = await self._send(driver, orders, confirmed, durability)
+        until = time.monotonic() + PUBLISH_SECONDS
+        while ending := {at: orders[at] for at, receipt in enumerate(done) if receipt.status == "ending"}:
+            left = [*ending.values()]
+            if time.monotonic() > until:
+                why = f"message {left[0].id} is about to become a dead letter or to move to another shard"
+                failed = self._writer.failed(left, RedisRefusedError(why), unsent=True)
+                failed.orders, failed.confirmed = left, confirmed + sum(bool(receipt) for receipt in done)
+                raise failed
+            await driver.sleep(ENDING_SECONDS)
+            for at, receipt in zip(ending, await self._send(driver, left, confirmed, durability), strict=True):
+                done[at] = receipt
+        return done
+
+    async def _send(
+        self, driver: Driver, orders: list[PreparedMessage], confirmed: int, durability: Durability
+    ) -> list[Receipt]:
         clients = self._clients
         known = clients.maps.get(self._shards.entry, UNREAD)
         map = known.map
         done = None
-        # With a fresh map and a single batch, the messages are sent without routing, until the shard has a later map.
-        is_whole = (
-            (map.n == map.was == 1 and self._shards.wanted in (None, 1))
-            and time.monotonic() < known.until
-            and clients.epoch is transport.epoch
-        )
-        if is_whole:
-            fence = "" if orders[0].terms.window_ms is None else map.fence
-            part = ShardBatch(orders, range(len(orders)), self._shards.first, fence)
-            done = await self._call(driver, part, confirmed, durability)
-        if not done:
-            done = await self._by_route(driver, Router(self._shards, orders, confirmed, is_stale=is_whole), durability)
+        receipts: dict[int, Receipt] = {}
+        try:
+            # If a fresh map has only one shard, send all messages in one call. Group them by shard only if that shard
+            # refuses the call.
+            is_whole = (
+                (map.n == map.was == 1 and self._shards.wanted in (None, 1))
+                and time.monotonic() < known.until
+                and clients.epoch is transport.epoch
+            )
+            if is_whole:
+                fence = "" if orders[0].terms.window_ms is None else map.fence
+                part = ShardBatch(orders, range(len(orders)), self._shards.first, fence)
+                done = await self._call(driver, part, durability)
+            if not done:
+                await self._by_shard(driver, orders, receipts, durability, is_stale=is_whole)
+                done = [receipts[at] for at in range(len(orders))]
+        except PublishFailed as failed:
+            failed.orders = [order for at, order in enumerate(orders) if at not in receipts]
+            failed.confirmed = confirmed + sum(bool(receipt) for receipt in receipts.values())
+            raise
         if time.monotonic() >= clients.named.get(self._shards.entry, 0.0):
             entry = registration(self._writer.keys, clients)
             with suppress(ReliqError):
@@ -693,45 +713,95 @@ class Sender:
                     await clients.driven(driver).run(entry)
         return done
 
-    async def _by_route(self, driver: Driver, route: Router, durability: Durability) -> list[Receipt]:
-        """Send messages to their shards; retry those that a shard did not take, by a later map or at another shard."""
-        while route.left:
-            try:
-                if route.is_stale:
-                    await self._shards.read(driver, for_seconds=PUBLISH_SECONDS)
-                    route.looked()
-                else:
-                    await self._shards.refresh(driver)
-                    route.looked()
-                parts = route.parts()
-            except ReliqError as error:
-                self._unsent(route.unsent, error, route.confirmed)
-                raise
-            for part in parts:
-                if part.old_home is not None:
-                    try:
-                        answers = await self._clients.driven(driver).run(part.question(), for_seconds=PUBLISH_SECONDS)
-                    except ReliqError as error:
-                        self._unsent(part.orders, error, route.confirmed)
-                        raise
-                    part = route.asked(part, answers)  # noqa: PLW2901  continue with the free ids
-                if part.orders:
-                    try:
-                        done = await self._call(driver, part, route.confirmed, durability)
-                    except PublishFailed as failed:
-                        failed.orders = route.unsent
-                        raise
-                    route.answered(part, done)
-        return route.receipts
+    async def _by_shard(
+        self,
+        driver: Driver,
+        orders: list[PreparedMessage],
+        receipts: dict[int, Receipt],
+        durability: Durability,
+        *,
+        is_stale: bool,
+    ) -> None:
+        """
+        Send messages to their shards; store their receipts in `receipts`, by the index of the message.
 
-    async def _call(
-        self, driver: Driver, part: ShardBatch, confirmed: int, durability: Durability
-    ) -> list[Receipt] | None:
+        If a shard reports a newer map, read the map and retry. If a shard is unreachable, messages with generated ids
+        get new ids for another shard.
+
+        Args:
+            is_stale: whether a shard has reported a newer map than the map in this process.
+        """
+        shards = self._shards
+        map = shards.map
+        looks = 0
+        detours = DETOURS
+        while unsent := {at: order for at, order in enumerate(orders) if at not in receipts}:
+            try:
+                if is_stale:
+                    looks += 1
+                    await shards.read(driver, for_seconds=PUBLISH_SECONDS)
+                else:
+                    await shards.refresh(driver)
+                if looks > LOOKS:
+                    name = shards.first.name
+                    raise RedisRefusedError(
+                        f"a shard of queue {name!r} has a later shard map than {shards.first.map!r}, which has epoch "
+                        f"{map.epoch}: a failover may have lost the later map; restore it with: "
+                        + shell_command("check", name, options=["--repair"])
+                    )
+                if map.n == 1 < shards.map.n:  # the ids were generated before this process read the map
+                    _move(orders, [at for at, order in unsent.items() if order.is_generated], shards.turn())
+                    unsent = {at: orders[at] for at in unsent}
+                map = shards.map
+                if map.served > 1 and any(order.line for order in orders):
+                    check_one_shard(shards)
+                parts = by_shard(unsent, shards, map, may_detour=map.n > 1 and detours > 0)
+                parts = await self._ask_old_homes(driver, parts, receipts)
+            except ReliqError as error:
+                self._notify_ended(time.monotonic(), {"refused": len(unsent)})
+                if isinstance(error, ConfigurationError):
+                    raise
+                raise self._writer.failed(orders=[*unsent.values()], error=error, unsent=True) from error
+            # If a shard refuses its messages, read the map again before the next try, unless a shard is unreachable.
+            is_stale = True
+            for part in parts:
+                done = await self._call(driver, part, durability)
+                if done is not None:
+                    receipts.update(zip(part.places, done, strict=False))
+                    continue
+                is_stale = False
+                detours -= 1
+                shard = shards.turn()
+                _move(orders, part.places, shards.turn() if shard == part.keys.shard else shard)
+
+    async def _ask_old_homes(
+        self, driver: Driver, parts: list[ShardBatch], receipts: dict[int, Receipt]
+    ) -> list[ShardBatch]:
+        """During a resize, store receipts for ids that are in use in an old shard; return the batches left to send."""
+        ready = []
+        for part in parts:
+            if part.old_home is None:
+                ready.append(part)
+                continue
+            statuses = await self._clients.driven(driver).run(part.question(), for_seconds=PUBLISH_SECONDS)
+            terms = part.orders[0].terms
+            due = (time.time() * 1000 + terms.delay_ms if terms.at_ms is None else terms.at_ms) / 1000
+            for place, order, status in zip(part.places, part.orders, statuses, strict=True):
+                if status == "duplicate" and terms.conflict:  # the earlier message is moving to its new shard
+                    receipts[place] = Receipt(order.id, "ending", due)
+                elif status != "free" and status != "stale":  # noqa: PLR1714  mypy does not narrow a tuple
+                    receipts[place] = Receipt(order.id, status, due)
+            if "free" in statuses:
+                ready.append(part.free(statuses))
+        return ready
+
+    async def _call(self, driver: Driver, part: ShardBatch, durability: Durability) -> list[Receipt] | None:
         """
         Send a batch to its shard.
 
         Returns:
-            Its receipts, empty if the shard has a later map; None if the batch may go to another shard.
+            The receipts of the batch. An empty list if the shard has a newer shard map and so refused the batch. None
+            if the shard could not be reached and the batch may go to another shard.
         """
         call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call = part.call(part.orders[0].terms, call_number)
@@ -743,18 +813,17 @@ class Sender:
             elif driver is ASYNCIO:
                 weight = sum(len(order.value) for order in part.orders)
                 answer = await self._batcher().run(call, weight, once_sent=part.may_detour)
-            elif part.may_detour:
-                answer = await self._clients.blocking().driven.run_once_sent(call, for_seconds=PUBLISH_SECONDS)
             else:
-                answer = await self._clients.blocking().driven.run(call, for_seconds=PUBLISH_SECONDS)
+                client = self._clients.blocking().driven
+                answer = await client.run(call, for_seconds=PUBLISH_SECONDS, once_sent=part.may_detour)
         except BaseException as error:
-            if self._failed(part, call_number, error, confirmed, began):
+            if self._failed(part, call_number, error, began):
                 return None
             raise
         self._lanes.give_back(call_number)
-        due = answer.due_ms / 1000
+        refused, due_ms, dues_ms = answer.refused, answer.due_ms, answer.dues_ms
         done = [
-            Receipt(order.id, answer.refused.get(at, "published"), due, *confirmations)
+            Receipt(order.id, refused.get(at, "published"), dues_ms.get(at, due_ms) / 1000, *confirmations)
             for at, order in enumerate(() if answer.is_stale else part.orders)
         ]
         if self._watching and done:
@@ -765,8 +834,11 @@ class Sender:
         """Return the batcher of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._batchers:
-            for closed in [known for known in self._batchers if known.is_closed()]:  # its last task may keep it alive
-                del self._batchers[closed]
+            # Remove closed loops: their last tasks can keep them alive. `keyrefs` copies the keys, so other threads may
+            # add their loops at the same time.
+            for reference in self._batchers.keyrefs():
+                if (known := reference()) and known.is_closed():
+                    self._batchers.pop(known, None)
             self._batchers[loop] = Batcher(self._clients.asynchronous, for_seconds=PUBLISH_SECONDS)
         return self._batchers[loop]
 
@@ -774,23 +846,15 @@ class Sender:
         """Notify the observers of the end of a call that began at `began`."""
         notify(self._watching, [PublishEnded(self._writer.keys.name, time.monotonic() - began, outcomes)])
 
-    def _unsent(self, orders: list[PreparedMessage], error: ReliqError, confirmed: int) -> None:
-        """Raise PublishFailed for an error before anything was sent; a ConfigurationError is left to the caller."""
-        self._notify_ended(time.monotonic(), {"refused": len(orders)})
-        if not isinstance(error, ConfigurationError):
-            raise self._writer.failed(orders, error, confirmed, unsent=True) from error
-
-    def _failed(
-        self, part: ShardBatch, call_number: CallNumber, error: BaseException, confirmed: int, began: float
-    ) -> bool:
+    def _failed(self, part: ShardBatch, call_number: CallNumber, error: BaseException, began: float) -> bool:
         """
-        Return whether a batch may go to another shard because its own shard could not be reached.
+        Return True if the shard of a batch could not be reached, so that the batch may go to another shard.
 
-        Otherwise keep the number of a call with an unknown outcome, and raise PublishFailed for an error from Redis.
-        The caller raises any other error.
+        Otherwise raise PublishFailed for an error from Redis; the caller raises any other error. If the outcome of the
+        call is unknown, keep the call's number: a repeated publish then repeats the same call.
         """
         orders = part.orders
-        failure = self._writer.failed(orders, error, confirmed) if isinstance(error, ReliqError) else None
+        failure = self._writer.failed(orders, error) if isinstance(error, ReliqError) else None
         is_refused = isinstance(error, ConfigurationError) or (failure and failure.outcome == "refused")
         if is_refused and isinstance(error, RedisUnavailableError) and part.may_detour:
             self._lanes.give_back(call_number)
@@ -798,7 +862,7 @@ class Sender:
         self._notify_ended(began, {"refused" if is_refused else "unknown": len(orders)})
         if is_refused:
             self._lanes.give_back(call_number)
-        elif not orders[0].terms.replace:  # a replacing publish does not depend on earlier calls
+        elif not (orders[0].terms.ignore_dedup or orders[0].terms.conflict):  # with these, each publish is a new call
             self._lanes.park(call_number, self._writer.known_by(orders))
         if failure and not isinstance(error, ConfigurationError):
             raise failure from error
@@ -809,7 +873,7 @@ def begun(executor: Executor, call: Callable[[], T]) -> Callable[[], T]:
     """
     Start `call` in a thread and return a function that waits for its result.
 
-    After the end of the main thread, Python starts no threads; the returned function then makes the call itself.
+    After the main thread has ended, Python starts no threads. The returned function then makes the call itself.
     """
     try:
         return executor.submit(call).result

@@ -11,13 +11,17 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack, overload
 
+import msgspec
+
 from reliq.codec import Codec
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError
 from reliq.keys import Keys, Layout, check_id, home
+from reliq.limits import Limit, check_limits
 from reliq.lua import transitions
 from reliq.lua.transitions import CallSequences
 from reliq.message import (
@@ -30,8 +34,10 @@ from reliq.message import (
     OutgoingMessage,
     Pause,
     PublishOptions,
+    R_co,
     Receipt,
     RescheduleStatus,
+    Status,
 )
 from reliq.publish import PUBLISH_KEYWORDS, PreparedMessage, Sender, Writer, begun, when
 from reliq.receive.receiver import ReceivedJob, Receiver, areceiving, receiving
@@ -66,11 +72,14 @@ if TYPE_CHECKING:
 
     from reliq.events import Observer
     from reliq.outbox.transactions import AsyncTransaction, Transaction
+    from reliq.schedules import ScheduleOptions, StoredSchedule, StoredSchedules
 
 
 #: One redrive call writes back at most this many bytes of bodies: while a script runs, Redis serves no other client.
 LETTER_BYTES = 8 * MIB
 
+#: Finds the publish time in an encoded message; only messages with a chosen id contain it.
+_LIFE = re.compile(rb',"r":\d+,"e":(\d+)')
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
 
@@ -84,7 +93,7 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[DeadLetter]]:
 
 
 def first_letters(all: Iterable[list[DeadLetter]], limit: int) -> list[DeadLetter]:
-    """Return the `limit` oldest letters of several shards, and all letters that died at the same time as the last."""
+    """Return the `limit` oldest dead letters of all shards, and further letters with the same stream id as the last."""
     letters = sorted((one for some in all for one in some), key=_place)
     last = _place(letters[limit - 1])[:2] if len(letters) > limit else None
     return [one for one in letters if last is None or _place(one)[:2] <= last]
@@ -143,7 +152,7 @@ def user_at_host() -> str:
 
 B = TypeVar("B")
 
-#: How often `publish_many` checks the backlog while it is full, in seconds.
+#: How often `publish_many` checks a full backlog, in seconds.
 BACKLOG_SECONDS = 0.1
 
 
@@ -154,7 +163,7 @@ CHUNK_BYTES = 8 * MIB
 
 
 class ShardCalls:
-    """Collects the messages of `publish_many` into one call for each shard; together at most `CHUNK_BYTES`."""
+    """Groups messages of `publish_many` into a call for each shard; all these calls have at most `CHUNK_BYTES` together."""
 
     def __init__(self, writer: Writer, size: int) -> None:
         self._writer = writer
@@ -166,7 +175,7 @@ class ShardCalls:
 
     @contextmanager
     def adding_rest(self) -> Iterator[None]:
-        """Add the messages that were read but not sent to a PublishFailed."""
+        """If the block raises PublishFailed, extend its `rest` by the messages that were read but not sent."""
         try:
             yield
         except PublishFailed as failed:
@@ -174,15 +183,16 @@ class ShardCalls:
             raise
 
     def sent(self) -> None:
-        """Note that the yielded call is being sent; its own failure reports its messages from now on."""
+        """Forget the messages of the last yielded call: if sending this call fails, its PublishFailed has them."""
         self._full = []
 
     def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
         """
-        Yield the messages of `items` call by call; bodies that are not an `OutgoingMessage` get the queue's options.
+        Yield lists of messages, one list for each call to Redis.
 
-        Each call goes to one shard. Generated ids use the shards in rotation; chosen ids wait until their shard's call
-        is full.
+        An item that is not an `OutgoingMessage` is a body and gets the queue's options. A call goes to one shard.
+        Messages with generated ids go to the shards in rotation. A message with a chosen id waits until the call for
+        its shard is full.
         """
         if isinstance(items, str | bytes | Mapping | OutgoingMessage) or not isinstance(items, Iterable):
             raise ConfigurationError(
@@ -213,7 +223,7 @@ class ShardCalls:
         yield from self._rest()
 
     def _rest(self) -> Iterator[list[PreparedMessage]]:
-        """Yield all remaining calls, full or not."""
+        """Yield the messages of all remaining calls, even if the calls are not full."""
         while self._held:
             yield self._take(next(iter(self._held)))
 
@@ -247,7 +257,7 @@ class BulkProgress:
         """Add the receipts of one call."""
         self._duplicates += [receipt.id for receipt in done if receipt.status == "duplicate"]
         self._tombstoned += [receipt.id for receipt in done if receipt.status == "tombstoned"]
-        self.confirmed += sum(receipt.status == "published" for receipt in done)
+        self.confirmed += sum(map(bool, done))
         self._unconfirmed += [receipt.id for receipt in done if receipt.durable is False]
         if done and done[0].durable is not None:
             self._durable = not self._unconfirmed
@@ -272,6 +282,7 @@ class SettingsAndLimits(SettingsOptions, LimitOptions, total=False):
 class QueueOptions(SettingsAndLimits, total=False):
     """The keyword arguments of `Queue`, for type checkers."""
 
+    limits: Sequence[Limit]
     validate: bool
     url: Target | None
     layout: Layout
@@ -313,24 +324,24 @@ class Queue(Generic[B]):
         shards: how many shards the queue must have, a power of two up to 256. Default: None, the number in Redis.
         ordered: True runs the messages of one key one at a time, in publish order. Default: False.
         per_key: how many messages of one key may run at the same time, over all workers. Default: None, no limit.
-        rate: how many messages may start per time, for example "100/s", "5/m" or "1000/h". Default: None, no limit.
-        burst: how many messages may start at the same time after a pause. Default: None, the number that `rate` allows
-            in 0.1 s, at least 1.
+        rate: how many messages may start per time, for example "100/s", "5/m" or "1000/h", or the sum of their costs,
+            for example "100000/m by cost"; or a list with one of each. Default: None, no limit.
+        burst: how many messages may start at the same time after a pause, or the sum of their costs. Default: None, the
+            number that `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the number in it.
         key_rate: like `rate`, for the messages of each key. Default: None, no limit.
         key_burst: like `burst`, for `key_rate`. Default: None.
         concurrency: how many messages of the queue may run at the same time, over all workers. Default: None, no limit.
-        key_weights: key -> how many messages it gets in each turn; other keys get 1. Default: none.
+        key_weights: how many messages each key gets in a turn, for example `{"vip": 4}`; other keys get 1. Default: none.
+        limits: `Limit` objects that this queue shares with others: each start counts against all of them. With shared
+            limits, workers can claim messages, but `receive` cannot. Default: none.
 
     Attributes:
-        limits: the declared limits as a `Limits` object; None without limits. A starting worker writes them to Redis,
-            and then they hold for all workers.
+        own_limits: the declared limits of this queue as a `Limits` object; None without limits. A starting worker
+            writes them to Redis, and then they hold for all workers.
+        limits: the limits that this queue shares with others.
 
     Raises:
         ConfigurationError: the name, the body type or an option is not valid.
-
-    Example:
-        orders = Queue("orders", Order, retries=5)
-        orders.publish(Order(42), delay=60)
 
     Example:
         orders = Queue("orders", Order, retries=5)
@@ -351,6 +362,7 @@ class Queue(Generic[B]):
         name: str,
         body: Any = dict,
         *,
+        limits: Sequence[Limit] = (),
         validate: bool = True,
         url: Target | None = None,
         layout: Layout = Layout.RELIQ,
@@ -365,7 +377,8 @@ class Queue(Generic[B]):
         if url is not None:
             check_target(url)
             check_slots(url, layout)
-        self.limits: Limits | None = limits_in(settings, keys, wanted)
+        self.own_limits: Limits | None = limits_in(settings, keys, wanted)
+        self.limits = check_limits(limits, keys)
         self.keys = keys
         self.layout = layout
         self.settings = QueueSettings(**settings)
@@ -373,11 +386,14 @@ class Queue(Generic[B]):
         self.observers = observers
         self._lanes = CallSequences()
         self._clients = Clients(url, observers)
-        #: The shards as this process last read them.
+        #: The shards of the queue, as this process last read them from Redis.
         self.known_shards = Shards(keys, self._clients, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
-        self._writer = Writer(self.known_shards, self.codec, self.settings)
-        self._receiver = Receiver(self.known_shards, self.codec, self.settings, self.limits)
+        own = self.own_limits.fields() if self.own_limits else {}
+        costs = [int(own.get("cost_burst", 0)), *(limit.costs for limit in self.limits)]
+        self._writer = Writer(self.known_shards, self.codec, self.settings, min(filter(None, costs), default=0))
+        self._receiver = Receiver(self.known_shards, self.codec, self.settings, self.own_limits)
+        self._receiver.is_shared = bool(limits)
         self._sender = Sender(self._writer, self.known_shards, self._lanes, self._clients, observers)
 
     def __repr__(self) -> str:
@@ -407,11 +423,18 @@ class Queue(Generic[B]):
             headers: dict of text to text that travels with the body, at most 8 KiB as JSON. Default: none.
             dedup: how long the chosen id cannot be published again after the message has ended. Default: the queue's
                 `dedup`.
-            replace: True publishes even if `dedup` or a tombstone still blocks the id. Default: False.
+            ignore_dedup: True publishes even if `dedup` or a tombstone still blocks the id. Default: False.
+            on_conflict: how to publish if a message with this id exists; needs `id`. "keep" refuses the new message as a
+                duplicate. "replace" gives the new body, retries and due time to a waiting message; if the message runs,
+                the new message starts after it, as its successor. "follow" adds a successor too, but is refused as a
+                duplicate if the message waits. `Debounce` and `Throttle` act like "replace", and compute the due time.
+                All but "keep" imply `dedup=0`. Default: "keep".
             publication_id: an int that distinguishes messages with the same id, for `Job.once`. Default: the publish time.
             key: the message key, such as a tenant or an account: 1 to 128 bytes of text. Order and limits hold for each
                 key, and keys take turns. Default: None.
             priority: "high", "normal" or "low"; only without `key`. Default: "normal".
+            cost: how much the message is expected to take from a rate by cost, such as tokens, 1 to 1,000,000,000;
+                `Job.spent` corrects it. Default: 1.
             durability: a `Durability`: the replicas or disks that must confirm the message before `publish` returns.
                 Default: the queue's `durability`.
 
@@ -425,14 +448,16 @@ class Queue(Generic[B]):
         Example: `queue.publish({"order": 42}, id="order-42", delay=60, headers={"tenant": "a"})`
         """
         order = self._writer.order(body, options)
-        return run_blocking(self._sender.send(BLOCKING, [order], 0, self._durability(durability)))[0]
+        return self._with_status(
+            order, run_blocking(self._sender.send(BLOCKING, [order], 0, self._durability(durability)))
+        )
 
     async def apublish(
         self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]
     ) -> Receipt:
         """Async version of `publish`."""
         order = self._writer.order(body, options, call="apublish")
-        return (await self._sender.send(ASYNCIO, [order], 0, self._durability(durability)))[0]
+        return self._with_status(order, await self._sender.send(ASYNCIO, [order], 0, self._durability(durability)))
 
     def publish_many(
         self,
@@ -457,12 +482,12 @@ class Queue(Generic[B]):
                 the queue's `durability`.
 
         Returns:
-            A `BulkResult` with the number of published messages and the ids of the others.
+            A `BulkResult` with the number of published messages and the ids of the refused messages.
 
         Raises:
             ConfigurationError, BodyError: an item is not valid. The items of earlier calls are published.
             PublishFailed: Redis was unavailable or refused a call. `confirmed` counts the messages published before;
-                `rest` has the others that were read. Publish `rest` again and continue with `items`.
+                `rest` has the messages that were read but not confirmed. Publish `rest`, then the remaining `items`.
 
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
@@ -491,7 +516,7 @@ class Queue(Generic[B]):
                         progress.add(under_way())
                         under_way = list
             except Exception:
-                under_way()  # if the call under way failed too, its error comes first
+                under_way()  # wait for the call under way; if it failed too, raise its error instead
                 raise
             progress.add(under_way())
         return progress.result()
@@ -533,7 +558,7 @@ class Queue(Generic[B]):
         Args:
             tx: a SQLAlchemy 2 Session or Connection, a Django connection, or a psycopg 3 or sqlite3 Connection.
             body: a value of the queue's type.
-            prefix: the start of the outbox tables' names, `schema.prefix` for a schema. Default: "reliq_".
+            prefix: the start of the outbox tables' names, or `schema.prefix` for tables in a schema. Default: "reliq_".
             durability: a `Durability`: the replicas or disks that must confirm the message before the relay marks the
                 row as sent. Default: the queue's `durability`.
             options: the other options of `publish`; a `delay` starts now, by the database's clock.
@@ -581,7 +606,7 @@ class Queue(Generic[B]):
         Claim up to `limit` messages and settle them when the `with` block ends.
 
         The leases are renewed while the block runs. At its end, every message without an answer such as `job.nack()` is
-        acked. If the block raises, these messages are nacked with the default backoff.
+        acked. If the block raises, it is nacked instead, with the default backoff.
 
         Args:
             limit: how many messages to claim at most. Default: 1.
@@ -624,7 +649,7 @@ class Queue(Generic[B]):
         While the shard map's Redis is unavailable, return the shards that this process read last.
 
         Raises:
-            ConfigurationError: the queue does not have the number of shards that it was created with.
+            ConfigurationError: the number of shards in Redis is not the number given to `Queue(shards=...)`.
             RedisUnavailableError: Redis is unavailable, and this process has not read the shards before.
         """
         return run_blocking(self._read_shards(BLOCKING))
@@ -684,11 +709,31 @@ class Queue(Generic[B]):
         """Async version of `reschedule`."""
         return await self._at_home(ASYNCIO, check_id(id), lambda keys: rescheduling(keys, id, delay, at))
 
+    def status(self, id: str | UUID) -> Status[Any]:
+        """
+        Return the status of a message: its state, its result if the handler has `keep`, its error and its progress.
+
+        Args:
+            id: the message id. If the last message with this id was acked without `keep`, you may get the result of an
+                earlier message with this id; `Receipt.state` ignores such results.
+
+        Raises:
+            ConfigurationError: the id is not valid, or the queue has Go's layout.
+            RedisUnavailableError: Redis is unavailable.
+
+        Example: `queue.status(receipt.id).progress`
+        """
+        return PublishedMessage[Any](self, id).status()
+
+    async def astatus(self, id: str | UUID) -> Status[Any]:
+        """Async version of `status`."""
+        return await PublishedMessage[Any](self, id).astatus()
+
     def counts(self) -> Counts:
         """
-        Count the queue's messages by state, and read all totals. The numbers of one shard are of the same moment.
+        Count the queue's messages by state, and read its totals. The counts of one shard are of the same moment.
 
-        If some shards are unavailable, the others are counted, and `away` has the numbers of the missing shards.
+        If some shards are unavailable, the result counts only the other shards, and `away` lists the unavailable shards.
 
         Raises:
             RedisUnavailableError: all shards are unavailable.
@@ -721,7 +766,7 @@ class Queue(Generic[B]):
         of_every_shard(self.name, "paused", answers)
 
     def resume(self) -> bool:
-        """Resume the queue; return whether it was paused, or asleep after `RateLimited`."""
+        """Resume the queue; return whether it was paused, or throttled by `RateLimited`."""
         return run_blocking(self._resume(BLOCKING))
 
     async def aresume(self) -> bool:
@@ -733,9 +778,9 @@ class Queue(Generic[B]):
         Return dead letters, oldest first.
 
         Args:
-            limit: how many dead letters to return at most, 1 to 500; of several shards a few more. Default: 100.
-            after: the `letter` of the last dead letter of the previous call, to get the next. Default: empty, from the
-                start.
+            limit: how many dead letters to return at most, 1 to 500; with several shards, a few more. Default: 100.
+            after: the `letter` of the last dead letter of the previous call, to get the next page. Default: empty, from
+                the start.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -744,7 +789,7 @@ class Queue(Generic[B]):
         return run_blocking(self._letters(BLOCKING, limit, after))
 
     async def adead_letters(self, *, limit: int = 100, after: str = "") -> list[DeadLetter]:
-        """Async version of `letters`."""
+        """Async version of `dead_letters`."""
         return await self._letters(ASYNCIO, limit, after)
 
     def redrive(self, letters: Sequence[DeadLetter], *, delay: Duration = 0.0, retries: int | None = None) -> int:
@@ -756,7 +801,7 @@ class Queue(Generic[B]):
         counted: see `counts().totals["redriven"]`.
 
         Args:
-            letters: up to 500 `DeadLetter` objects, as returned by `letters`.
+            letters: up to 500 `DeadLetter` objects, as returned by `dead_letters`.
             delay: how long until the messages are due, in seconds or as a timedelta. Default: 0.
             retries: the retries of each message. Default: None, as many as it was published with.
 
@@ -772,6 +817,87 @@ class Queue(Generic[B]):
         """Async version of `redrive`."""
         return await self._redrive(ASYNCIO, letters, delay, retries)
 
+    def schedule(self, name: str, *, body: B, **options: Unpack[ScheduleOptions]) -> None:
+        """
+        Store a schedule in Redis, or change it; the queue's workers publish `body` at each tick (due time).
+
+        The id of a message is `plan.NAME.TICK`, with the tick in unix seconds. A call with unchanged arguments changes
+        nothing. With changed arguments, the next tick is computed from now. A paused schedule stays paused.
+
+        Args:
+            name: the name of the schedule in this queue, 1 to 100 of A-Z a-z 0-9 _ . - .
+            body: the body of each message; with its headers at most 64 KiB.
+            cron: a cron expression, such as "0 6 * * *". Give either `cron` or `every`.
+            every: the time between two ticks, whole seconds or a timedelta. Default: None.
+            tz: the time zone of `cron`, such as "Europe/Berlin". Default: "UTC".
+            catch_up: which ticks of the last day to publish after a downtime: "skip" none, "latest" the last, "all"
+                each. Default: "latest".
+            options: `retries`, `ttl`, `headers`, `key` and `priority` of each message, as in `publish`.
+
+        Raises:
+            ConfigurationError: an argument is not valid, or the queue has the Go layout.
+            BodyError: the body cannot be encoded or is too large.
+            RedisRefusedError: Redis refuses the command, for example at its memory limit.
+            RedisUnavailableError: Redis is unavailable; call again.
+
+        Example: `reports.schedule("tenant-7", cron="0 6 * * *", tz="Europe/Berlin", body=Report(7))`
+        """
+        run_blocking(self._stored().write(BLOCKING, name, body, options))
+
+    async def aschedule(self, name: str, *, body: B, **options: Unpack[ScheduleOptions]) -> None:
+        """Async version of `schedule`."""
+        await self._stored().write(ASYNCIO, name, body, options)
+
+    def unschedule(self, name: str) -> bool:
+        """Delete a stored schedule; return whether it existed. Its published messages stay."""
+        return run_blocking(self._stored().change(BLOCKING, "delete", name))
+
+    async def aunschedule(self, name: str) -> bool:
+        """Async version of `unschedule`."""
+        return await self._stored().change(ASYNCIO, "delete", name)
+
+    def pause_schedule(self, name: str, *, reason: str = "", by: str = "") -> bool:
+        """
+        Pause a stored schedule: its ticks are skipped until `resume_schedule`.
+
+        Args:
+            name: the name of the schedule.
+            reason: why, as a text of one line, up to 200 characters. Default: empty.
+            by: the name to store. Default: user@host of this process.
+
+        Returns:
+            Whether the call paused the schedule; False if it was already paused or does not exist.
+        """
+        pause = msgspec.json.encode(pause_by(by, reason))
+        return run_blocking(self._stored().change(BLOCKING, "pause", name, pause))
+
+    async def apause_schedule(self, name: str, *, reason: str = "", by: str = "") -> bool:
+        """Async version of `pause_schedule`."""
+        pause = msgspec.json.encode(pause_by(by, reason))
+        return await self._stored().change(ASYNCIO, "pause", name, pause)
+
+    def resume_schedule(self, name: str) -> bool:
+        """Resume a stored schedule at its next tick after now; return whether it was paused."""
+        return run_blocking(self._stored().resume(BLOCKING, name))
+
+    async def aresume_schedule(self, name: str) -> bool:
+        """Async version of `resume_schedule`."""
+        return await self._stored().resume(ASYNCIO, name)
+
+    def schedules(self, prefix: str = "", *, limit: int = 1000) -> list[StoredSchedule]:
+        """
+        Return stored schedules, sorted by name; Redis reads about 100 of them at a time.
+
+        Args:
+            prefix: the start of the schedules' names. Default: empty, for all schedules.
+            limit: how many schedules to return at most; if more exist, the selection is arbitrary. Default: 1,000.
+        """
+        return run_blocking(self._stored().read(BLOCKING, prefix, limit))
+
+    async def aschedules(self, prefix: str = "", *, limit: int = 1000) -> list[StoredSchedule]:
+        """Async version of `schedules`."""
+        return await self._stored().read(ASYNCIO, prefix, limit)
+
     def close(self) -> None:
         """Close the blocking connections to this queue's Redis; the next use opens them again."""
         with suppress(ConfigurationError):  # no Redis URL: no connection was opened
@@ -786,6 +912,11 @@ class Queue(Generic[B]):
         """Return the connection to the queue's Redis; raise ConfigurationError without a URL."""
         return self._clients.connection()
 
+    def _stored(self) -> StoredSchedules:
+        from reliq.schedules import StoredSchedules  # noqa: PLC0415  rarely needed
+
+        return StoredSchedules(self.keys, self._writer, self._clients, self._ask)
+
     async def _read_shards(self, driver: Driver) -> tuple[Keys, ...]:
         try:
             await self.known_shards.read(driver, for_seconds=PUBLISH_SECONDS)
@@ -799,6 +930,13 @@ class Queue(Generic[B]):
         for_ms = tombstone_ms(tombstone)
         self._lanes.end(id)
         return await self._at_home(driver, id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
+
+    def _with_status(self, order: PreparedMessage, receipts: list[Receipt]) -> Receipt:
+        """Return the only item of `receipts`, after adding the data that `Receipt.state` needs."""
+        [receipt] = receipts
+        life = None if order.is_generated or not receipt else _LIFE.match(order.value)
+        object.__setattr__(receipt, "_message", PublishedMessage(self, receipt.id, life and int(life[1])))
+        return receipt
 
     async def _resume(self, driver: Driver) -> bool:
         was = [await self._of_shards(driver, lambda keys: commands.resume_queue(keys)[at]) for at in range(4)]  # noqa: B023  called at once
@@ -834,7 +972,7 @@ class Queue(Generic[B]):
         while left:
             by_shard = defaultdict[int, list[DeadLetter]](list)
             for letter in left:
-                if home(letter.id, shards.map.n) == letter.shard:  # else it has not been moved yet
+                if home(letter.id, shards.map.n) == letter.shard:  # skip a letter that a resize has not moved yet
                     by_shard[letter.shard].append(letter)
             left = []
             for shard, of_shard in by_shard.items():
@@ -854,8 +992,8 @@ class Queue(Generic[B]):
         return redriven
 
     async def _at_home(self, driver: Driver, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
-        """Make a call about a message at its home shard, then its earlier home, then by the newest map, until found."""
-        make(self.keys)  # refuses invalid arguments before Redis is called
+        """Send a call to an id's shard. If the message is not there, try the shard that the id had before a resize."""
+        make(self.keys)  # check the arguments before the first call
         await self.known_shards.refresh(driver)
         while True:
             known = self.known_shards.map
@@ -869,10 +1007,10 @@ class Queue(Generic[B]):
 
     async def _of_shards(self, driver: Driver, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
         """
-        Make a request to every current shard, in one round trip; a failed request has the exception as its answer.
+        Send a request to every current shard in one round trip; the answer of a failed request is its exception.
 
         Args:
-            ever: also to shards that have been removed.
+            ever: whether to include shards that have been removed.
         """
         first = make(self.keys)
         shards = await self._read_shards(driver)
@@ -886,3 +1024,43 @@ class Queue(Generic[B]):
 
     def _durability(self, given: Durability | None) -> Durability:
         return self.settings.durability if given is None else Durability.checked(given)
+
+
+@dataclass(frozen=True)
+class PublishedMessage(Generic[R_co]):
+    """
+    A published message whose status can be read.
+
+    Attributes:
+        life: the publish time in unix ms, to ignore results of other messages with the same id; None accepts all results.
+        decode: decodes a result.
+    """
+
+    queue: Queue[Any]
+    id: str | UUID
+    life: int | None = None
+    decode: Callable[[bytes], R_co] = msgspec.json.decode
+
+    def status(self) -> Status[R_co]:
+        """Return the status of the message, see `Queue.status`."""
+        return run_blocking(self._status(BLOCKING))
+
+    async def astatus(self) -> Status[R_co]:
+        """Async version of `status`."""
+        return await self._status(ASYNCIO)
+
+    async def _status(self, driver: Driver) -> Status[R_co]:
+        id, queue, shards = check_id(self.id), self.queue, self.queue.known_shards
+        if queue.layout.bare:
+            raise ConfigurationError(
+                f"queue {queue.name!r} in the layout {queue.layout} has no status of a message: its bodies have no header"
+            )
+        found = await queue._at_home(driver, id, lambda keys: transitions.status(keys, id, life=self.life))  # noqa: SLF001
+        # A result stays in its shard when the number of shards changes.
+        count = 2 * shards.map.ever if shards.map.ever > 1 else 0
+        while found == "not_found" and (count := count // 2):
+            keys = shards.keys(home(id, count))
+            [found] = await queue._ask(driver, transitions.status(keys, id, life=self.life))  # noqa: SLF001
+        if found == "not_found":
+            return Status("gone")
+        return found if found.result is None else replace(found, result=self.decode(found.result))

@@ -1,17 +1,18 @@
 """
-Periodic entries: when they tick, and their state in Redis.
+Periodic jobs: when they tick, and their state in Redis.
 
-`Schedule` computes the ticks of an entry: from a cron expression in a time zone, or at equal intervals. The hash `cron`
-of a queue has several fields for each entry, named `ENTRY FIELD`:
+`Schedule` computes the ticks (due times) of a periodic job, from a cron expression in a time zone, or at equal
+intervals. The hash `cron` of a queue has several fields for each periodic job, named `JOB FIELD`:
 
     schedule   the schedule of the process that started last
     seen       when a process with that schedule last reported, in unix seconds, rounded to ten
-    former     the previous schedule; former_seen is its `seen`, which processes with that schedule still write
-    last       the tick up to which every tick is settled, in unix seconds
+    former     the previous schedule; the field `former_seen` is when a process with it last reported, like `seen`
+    last       the latest tick that was published, skipped or missed, in unix seconds; no earlier tick will be published
     ticked     the last tick that was published, in unix seconds
     id         the id of its last message, including requested runs
-    missed, paused, overlap   how many ticks were not published in time; were skipped in a pause; were skipped because
-               the last message had not ended
+    missed     how many ticks were not published in time
+    paused     how many ticks were skipped during a pause
+    overlap    how many ticks were skipped because the last message had not ended
     pause      user, time and reason of its pause, in the format of a queue's pause; absent if it is not paused
     asked      when an immediate run was requested, in unix ms, until it is published
 
@@ -24,7 +25,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import count, islice, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -37,13 +38,14 @@ if TYPE_CHECKING:
 
     from reliq.message import Duration
 
-#: The search range: it ends this long before the last second of `datetime`.
+CatchUp = Literal["skip", "latest", "all"]
+#: For the last 100 years of `datetime`, which ends with year 9999, no next tick is computed.
 CENTURY_SECONDS = 100 * 366 * 86_400
 #: The longest interval: ten years, in seconds.
 LONGEST_INTERVAL = 3650 * 86_400
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-#: How many values each field of an expression has.
+#: How many different values each field of a cron expression can have.
 _FIELD_SIZES = (60, 24, 31, 12, 7)
 _EVERY = "every"
 
@@ -51,12 +53,13 @@ _EVERY = "every"
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """
-    The ticks of a periodic entry, in unix seconds.
+    The ticks of a periodic job, in unix seconds.
 
     `str(schedule)` is its text in Redis, and `Schedule.parse` reads the text.
 
-    If the clock changes for daylight saving time, an expression with a fixed hour and minute ticks once: at the end of
-    the gap, or at the first of two equal times. An expression with a star in hour or minute follows real time.
+    If a clock change skips an hour, an expression with a fixed hour and minute ticks at the end of that hour. If the change
+    repeats an hour, the expression ticks the first time only. An expression with a star in hour or minute does not tick
+    for a skipped hour, and ticks both times in a repeated hour.
 
     Attributes:
         expression: five cron fields; empty for equal intervals.
@@ -84,7 +87,7 @@ class Schedule:
         for number, (field, size) in enumerate(zip(expression.split(), _FIELD_SIZES, strict=True), 1):
             if any(int(step) > size for step in re.findall(r"/(\d+)", field)):
                 raise ConfigurationError(
-                    f"a cron expression must have steps of at most {size} in field {number}, as every field begins anew, not "
+                    f"a cron expression must have steps of at most {size} in field {number}, because each field restarts at its first value, not "
                     f"{shown}: for equal intervals use Consumer.every"
                 )
         made = cls(" ".join(expression.split()), tz)
@@ -92,17 +95,17 @@ class Schedule:
         try:
             CronSim(made.expression, _EPOCH)
         except CronSimError as error:
-            raise ConfigurationError(f"the cron expression {shown} is none: {str(error).lower()}") from None
+            raise ConfigurationError(f"the cron expression {shown} is not valid: {str(error).lower()}") from None
         return made
 
     @classmethod
     def every(cls, interval: Duration) -> Schedule:
-        """Return a schedule of equal intervals; raise ConfigurationError unless it is whole seconds, at least 1."""
+        """Return a schedule of equal intervals; raise ConfigurationError if `interval` is not 1 or more whole seconds."""
         number = interval.total_seconds() if isinstance(interval, timedelta) else interval
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         if not is_number or not 1 <= number <= LONGEST_INTERVAL or number != int(number):
             raise ConfigurationError(
-                f"interval must be whole seconds, 1 to {LONGEST_INTERVAL}, or such a timedelta, not {str(interval)[:40]!r}"
+                f"interval must be 1 to {LONGEST_INTERVAL} whole seconds, as int or timedelta, not {str(interval)[:40]!r}"
             )
         return cls(interval=int(number))
 
@@ -122,7 +125,7 @@ class Schedule:
         return list(islice(takewhile(lambda tick: tick <= until, self._from(after)), most))
 
     def next_after(self, unix: int) -> int | None:
-        """Return the first tick after a time; None if there is none in fifty years or before `datetime` ends."""
+        """Return the first tick after a time; None without a tick in the next fifty years, or near the year 9999."""
         return next(self._from(unix), None) if unix <= LAST_SECOND - CENTURY_SECONDS else None
 
     def moment(self, tick: int) -> datetime:
@@ -130,7 +133,7 @@ class Schedule:
         return datetime.fromtimestamp(tick, _zone(self.tz))
 
     def _from(self, after: int) -> Iterator[int]:
-        """Yield the ticks after a time; two ticks that a clock change moves to the same time count once."""
+        """Yield the ticks after a time; if a clock change moves two ticks to the same time, yield that time once."""
         if self.interval:
             yield from count((after // self.interval + 1) * self.interval, self.interval)
         for at in CronSim(self.expression, self.moment(after)):
@@ -146,10 +149,10 @@ def _zone(name: str) -> tzinfo:
         return UTC
     try:
         return ZoneInfo(name)
-    except (ValueError, TypeError, OSError, KeyError):  # OSError for a folder's name, KeyError for an unknown name
+    except (ValueError, TypeError, OSError, KeyError):  # OSError if the name is a folder, KeyError if it is unknown
         pass
     if isinstance(name, str) and not available_timezones():
         raise ConfigurationError(
-            f"time zone {name[:80]!r} is unknown, for this machine has no time zones: install the package tzdata"
+            f"time zone {name[:80]!r} is unknown, because this machine has no time zones: install the package tzdata"
         )
     raise ConfigurationError(f"tz must be the name of a time zone, such as 'Europe/Berlin', not {str(name)[:80]!r}")

@@ -19,7 +19,7 @@ import msgspec
 from tenacity import RetryCallState, Retrying, wait_exponential, wait_random, wait_random_exponential
 
 from reliq.errors import ConfigurationError
-from reliq.message import RETRIES_LIMIT, Duration
+from reliq.message import COST_LIMIT, RETRIES_LIMIT, Duration
 from reliq.text import checking_keywords
 from reliq.wire_format import check_key
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
 
 
-#: Waits of 1 to 3 s, 2 to 6 s, 4 to 12 s …, at most an hour; about two hours for twelve retries. Up to two thirds of a
-#: wait is jitter, so that messages which failed together during an outage are not redelivered together.
+#: The default backoff of a handler: 1 to 3 s, 2 to 6 s, 4 to 12 s …, at most an hour. Twelve retries take about 2 h.
+#: Up to two thirds of a wait is jitter, so that messages which fail together are not redelivered together.
 DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplier=2, max=1800)
 
 #: The pause between two tries to reach Redis, in seconds.
@@ -39,7 +39,7 @@ RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
 #: The default prefix of the outbox tables' names.
 OUTBOX_PREFIX = "reliq_"
 DAY_SECONDS = 86_400.0
-#: The longest duration: ten years.
+#: The longest duration: ten years, in seconds.
 LONGEST_SECONDS = 3650 * DAY_SECONDS
 MIB = 1_048_576
 #: The largest `max_body` of a queue, in bytes.
@@ -47,26 +47,31 @@ LARGEST_BODY = 16 * MIB
 BATCH_LIMIT = 500
 #: One round trip reads at most about this many bytes of bodies, to keep Redis and the process responsive.
 READ_BYTES = 8 * MIB
-#: The first round trip reads bodies up to this total size; of larger bodies it reads only the sizes.
+#: If several bodies have at most this many bytes in total, one call reads them; otherwise it reads only their sizes.
 INLINE_BYTES = 131_072
-#: The shortest and the longest lease.
+#: The shortest and the longest lease, in seconds.
 LEASE_SECONDS = (0.05, DAY_SECONDS)
-#: The default of `linger`: how long a batch waits to fill up.
+#: The default of `linger`: how long a batch waits to fill up, in seconds.
 LINGER_SECONDS = 0.05
 LONGEST_LINGER_SECONDS = 60.0
 #: The highest rate, in starts per second.
 STARTS_LIMIT = 10_000
-#: The highest limit of simultaneous messages of a key or a queue.
+#: The highest rate of costs, in units per second.
+COST_RATE_LIMIT = 10_000_000
+#: The highest limit for how many messages of a key or a queue run at the same time.
 HELD_LIMIT = 1_000_000
 WEIGHT_LIMIT = 1000
 WEIGHTS_LIMIT = 1000
-#: The default burst is the number of starts that the rate allows in a second divided by this, at least 1.
+#: The default burst of a rate of starts is the number of starts in 1 / BURST_PART of a second, at least 1. The default
+#: burst of a rate by cost, such as "100000/m by cost", is the amount in its text divided by BURST_PART.
 BURST_PART = 10
 
-#: Microseconds in the units of a rate.
+#: The length of each unit of a rate, in microseconds.
 UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
-_RATE = re.compile(r"([1-9][0-9]{0,7})/([smh])")
-#: The prefix of the field for a key's weight.
+_RATE = re.compile(r"([1-9][0-9]{0,9})/([smh])( by cost)?")
+#: A rate with this ending limits the sum of the messages' costs, not the number of messages.
+BY_COST = " by cost"
+#: The field for the weight of a message key, in the Redis hash `limits`, is this prefix and the key.
 WEIGHT_FIELD = "weight:"
 
 
@@ -74,7 +79,7 @@ def seconds_after(backoff: wait_base, attempt: int) -> float:
     """
     Return how many seconds `backoff` waits after delivery number `attempt`, 1 for the first.
 
-    The number is limited to the allowed retries, because a strategy may compute 2**attempt.
+    A larger `attempt` than RETRIES_LIMIT + 1 counts as RETRIES_LIMIT + 1, because a strategy may compute 2**attempt.
     """
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = min(attempt, RETRIES_LIMIT + 1)
@@ -82,7 +87,7 @@ def seconds_after(backoff: wait_base, attempt: int) -> float:
 
 
 def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LONGEST_SECONDS) -> float:
-    """Return a duration in seconds; raise ConfigurationError for `name` if it is outside `least`..`most`."""
+    """Return a duration in seconds; if it is not `least` to `most`, raise ConfigurationError about the option `name`."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number:  # noqa: PLR0124  NaN
         raise ConfigurationError(f"{name} must be seconds or a timedelta, not {_format_value(value)}")
@@ -92,7 +97,7 @@ def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LON
 
 
 def check_int(name: str, value: int, *, least: int = 0, most: int) -> int:
-    """Return a whole number; raise ConfigurationError for `name` if it is outside `least`..`most`."""
+    """Return a whole number; if it is not `least` to `most`, raise ConfigurationError about the option `name`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{name} must be a whole number, not {_format_value(value)}")
     if not least <= value <= most:
@@ -101,7 +106,7 @@ def check_int(name: str, value: int, *, least: int = 0, most: int) -> int:
 
 
 def check_is_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Raise ConfigurationError for `name` if a value is not one of those allowed."""
+    """Raise ConfigurationError about the option `name` if `value` is not in `allowed`."""
     if value not in allowed:
         raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}, not {str(value)[:40]!r}")
 
@@ -120,7 +125,7 @@ def milliseconds(duration: Duration) -> int:
 
 
 def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
-    """Check the named numbers of a settings object; None passes where it is the default."""
+    """Check the ranges of whole numbers in a settings object. A number may be None if None is its default."""
     for name, (least, most) in bounds.items():
         value = getattr(settings, name)
         if value is not None or settings.__dataclass_fields__[name].default is not None:
@@ -128,7 +133,7 @@ def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
 
 
 def _set_seconds(settings: Any, **bounds: tuple[float, float]) -> None:
-    """Convert named durations of a frozen settings object to checked seconds; None passes where it is the default."""
+    """Convert durations of a frozen settings object to seconds. A duration may be None if None is its default."""
     for name, (least, most) in bounds.items():
         value = getattr(settings, name)
         if value is not None or settings.__dataclass_fields__[name].default is not None:
@@ -141,7 +146,7 @@ class Durability:
     Which replicas or disks must confirm a message before its publish returns.
 
     Create it with `Durability.replicas` or `Durability.aof`; `Durability.NONE` requires no confirmation. A message that
-    is not confirmed in time is published all the same; `Receipt.durable` is False then.
+    is not confirmed in time stays published, and its `Receipt.durable` is False.
 
     Attributes:
         kind: "none", "replicas" (Redis' WAIT) or "aof" (Redis' WAITAOF).
@@ -181,13 +186,13 @@ class Durability:
         With `appendfsync everysec` a confirmation can take more than a second.
 
         Args:
-            local: whether the server's own file must have it. Default: True.
-            replicas: how many replicas' files must have it, 0 to 100. Default: 0.
+            local: whether the server's own file must have the message. Default: True.
+            replicas: how many replicas' files must have the message, 0 to 100. Default: 0.
             timeout: how long to wait, 0.001 to 60 s, in seconds or as a timedelta. Default: 2.
 
         Raises:
-            ConfigurationError: no server must confirm, `replicas` is not 0 to 100, or `timeout` not 0.001 to 60
-                seconds.
+            ConfigurationError: the arguments require no confirmation, `replicas` is not 0 to 100, or `timeout` is not
+                0.001 to 60 seconds.
         """
         if not isinstance(local, bool):
             raise ConfigurationError(f"local must be True or False, not {_format_value(local)}")
@@ -215,7 +220,9 @@ Durability.NONE = Durability()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
     """
-    The settings of a queue, which are keyword arguments of `Queue`. Durations are seconds or timedelta.
+    The settings of a queue, which are keyword arguments of `Queue`.
+
+    Durations are seconds or timedelta.
 
     Attributes:
         retries: how many times a failed message is delivered again, 0 to 1,000. Default: 12.
@@ -266,7 +273,9 @@ class SettingsOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerSettings:
     """
-    The settings of a handler, which are keyword arguments of `Consumer.handler`. Durations are seconds or timedelta.
+    The settings of a handler, which are keyword arguments of `Consumer.handler`.
+
+    Durations are seconds or timedelta.
 
     Attributes:
         lease: the time after which a message of a dead worker is redelivered, 0.05 s to a day. Workers renew the lease
@@ -276,14 +285,16 @@ class HandlerSettings:
         weight: this queue's share of free slots, relative to the other queues, from 1 on. Default: 1.
         backoff: the wait between a failure and the next delivery, a wait strategy of tenacity. Default: exponential
             with jitter, about two hours for twelve retries.
-        retry_on: exceptions after which the message is delivered again; after others it is rejected. Default:
+        retry_on: exceptions after which the message is delivered again; after other exceptions it is rejected. Default:
             Exception.
         reject_on: exceptions after which the message is rejected, even if they are in `retry_on`. Default: none.
-        undecodable: "retry" redelivers a body that does not decode or is too large, with backoff; "reject" makes it a
-            dead letter immediately. Default: "retry".
+        on_decode_error: "retry" redelivers a body that does not decode or is too large, with backoff; "reject" makes it
+            a dead letter immediately. Default: "retry".
+        keep: how long Redis keeps the result of an acked message for `Queue.status`, from 1 s on. A result is the return
+            value as JSON, at most 64 KiB. Not with `batch`. Default: None, keep no results.
         batch: the most messages in one call, 1 to 500, for a handler that takes a list. Default: None, one message.
-        linger: how long a batch waits to fill up, 0 to 60 s; only with `batch`. Default: None, 0.05 s.
-        batch_by_key: whether all messages of a batch have the same key, or none; only with `batch`. Default: False.
+        linger: how long a batch waits to fill up, 0 to 60 s; only with `batch`. Default: None, which means 0.05 s.
+        batch_by_key: whether all messages of a batch must have the same key or no key; only with `batch`. Default: False.
 
     Example: `@consumer.handler(orders, lease=60, timeout=timedelta(minutes=5), concurrency=4)`
     """
@@ -296,6 +307,7 @@ class HandlerSettings:
     retry_on: tuple[type[Exception], ...] = (Exception,)
     reject_on: tuple[type[Exception], ...] = ()
     on_decode_error: Literal["retry", "reject"] = "retry"
+    keep: Duration | None = None
     batch: int | None = None
     linger: Duration | None = None
     batch_by_key: bool = False
@@ -307,8 +319,10 @@ class HandlerSettings:
             raise ConfigurationError("batch_by_key is for batches: give batch too, such as batch=100, or leave it out")
         if self.batch is None and self.linger is not None:
             raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
+        if self.batch is not None and self.keep is not None:
+            raise ConfigurationError("keep is for handlers of one message: leave out either keep or batch")
         _check_ints(self, batch=(1, BATCH_LIMIT), concurrency=(1, 10_000), weight=(1, WEIGHT_LIMIT))
-        _set_seconds(self, lease=LEASE_SECONDS, linger=(0.0, LONGEST_LINGER_SECONDS))
+        _set_seconds(self, lease=LEASE_SECONDS, linger=(0.0, LONGEST_LINGER_SECONDS), keep=(1.0, LONGEST_SECONDS))
         if self.timeout is not None:
             _set_seconds(self, timeout=(0.001, LONGEST_SECONDS))
         for name in ("retry_on", "reject_on"):
@@ -339,8 +353,8 @@ class WorkerSettings:
         grace: how long running handlers may continue after a stop, in seconds or as a timedelta. Default: 25.
         max_jobs: after this many started messages `Consumer.run` ends, so that the process is replaced. Default: None,
             no limit.
-        burst: True stops when the queues are empty, except for messages that are due later; "delayed" waits for these
-            too. Default: False.
+        burst: True stops when only messages that are due later are left; "delayed" stops when the queues are empty.
+            Default: False.
         allow_eviction: start even if Redis may evict messages at `maxmemory`. Default: False.
         log_error_text: log the texts of exceptions and the reasons of results, which may contain parts of bodies.
             Default: False.
@@ -370,15 +384,17 @@ class Limits:
     Attributes:
         ordered: True runs the messages of one key one at a time, in publish order. Default: False.
         per_key: how many messages of one key may run at the same time, over all workers, 1 to 1,000,000. Default: None.
-        rate: how many messages may start per time: "100/s", "5/m" or "1000/h", at most 10,000 per second. Default:
-            None.
-        burst: how many messages may start at the same time after a pause. Default: None, the number that `rate` allows
-            in 0.1 s, at least 1.
+        rate: how many messages may start per time: "100/s", "5/m" or "1000/h", at most 10,000 per second; or the sum of
+            their costs, such as "100000/m by cost", at most 10,000,000 per second; or a list with one rate of each
+            kind. Default: None.
+        burst: how many messages may start at the same time after a pause; for a rate by cost, the sum of their costs.
+            With a list of rates, a list with one number for each. Default: None, the number that `rate` allows in 0.1 s,
+            at least 1; for a rate by cost, a tenth of the number in it.
         key_rate: like `rate`, for the messages of each key. Default: None.
         key_burst: like `burst`, for `key_rate`. Default: None.
         concurrency: how many messages of the queue may run at the same time, over all workers, 1 to 1,000,000. Default:
             None.
-        key_weights: key -> how many messages it gets in each turn, 1 to 1,000, for up to 1,000 keys; other keys get 1.
+        key_weights: how many messages each key gets in a turn, 1 to 1,000, for up to 1,000 keys; other keys get 1.
 
     Raises:
         ConfigurationError: a limit is not valid.
@@ -386,8 +402,8 @@ class Limits:
 
     ordered: bool = False
     per_key: int | None = None
-    rate: str | None = None
-    burst: int | None = None
+    rate: str | Sequence[str] | None = None
+    burst: int | Sequence[int | None] | None = None
     key_rate: str | None = None
     key_burst: int | None = None
     concurrency: int | None = None
@@ -397,18 +413,16 @@ class Limits:
         if not isinstance(self.ordered, bool):
             raise ConfigurationError(f"ordered must be True or False, not {self.ordered!r:.40}")
         most = (1, HELD_LIMIT)
-        _check_ints(self, per_key=most, concurrency=most, burst=most, key_burst=most)
+        _check_ints(self, per_key=most, concurrency=most)
         if self.ordered and self.per_key not in (None, 1):
             raise ConfigurationError(
                 f"ordered=True is one message of a key at a time: leave out per_key, which is {self.per_key}"
             )
-        for name, burst_name in (("rate", "burst"), ("key_rate", "key_burst")):
-            if getattr(self, name) is not None:
-                self.parse_rate(getattr(self, name), name)
-            elif getattr(self, burst_name) is not None:
-                raise ConfigurationError(
-                    f"{burst_name} is for a rate: give {name} too, such as {name}='100/s', or leave it out"
-                )
+        for name in ("rate", "burst"):
+            given_list: object = getattr(self, name)
+            if isinstance(given_list, list | tuple):
+                object.__setattr__(self, name, given_list[0] if len(given_list) == 1 else tuple(given_list) or None)
+        self._buckets()
         given: object = self.key_weights
         if not isinstance(given, Mapping):
             raise ConfigurationError(
@@ -421,39 +435,78 @@ class Limits:
         }
         object.__setattr__(self, "key_weights", weights)
 
+    def _buckets(self) -> dict[str, int]:
+        """
+        Return the fields of the rates and bursts for the Redis hash `limits`.
+
+        Raises:
+            ConfigurationError: a rate or a burst is not valid.
+        """
+        rates = self.rate if isinstance(self.rate, tuple) else (self.rate,)
+        bursts = self.burst if isinstance(self.burst, tuple) else (self.burst,)
+        if len(bursts) != len(rates) and self.burst is not None:
+            raise ConfigurationError(
+                f"burst must have one number for each rate, such as rate=['60/m', '100000/m by cost'], burst=[10, 10_000], "
+                f"not {self.burst!r:.40} for {self.rate!r:.80}"
+            )
+        fields: dict[str, int] = {}
+        pairs = zip(rates, bursts if self.burst is not None else [None] * len(rates), strict=True)
+        for name, rate, burst in [*(("rate", *pair) for pair in pairs), ("key_rate", self.key_rate, self.key_burst)]:
+            burst_name = name.replace("rate", "burst")
+            if rate is None and burst is not None:
+                raise ConfigurationError(
+                    f"{burst_name} is for a rate: give {name} too, such as {name}='100/s', or leave it out"
+                )
+            if rate is None:
+                continue
+            is_cost = name == "rate" and isinstance(rate, str) and rate.endswith(BY_COST)
+            every = self.parse_rate(rate, name, by_cost=is_cost)
+            field, burst_field = ("cost_ns", "cost_burst") if is_cost else (f"{name}_us", burst_name)
+            if field in fields:
+                raise ConfigurationError(f"rate takes one rate of starts and one by cost, not {self.rate!r:.80}")
+            usual = int(rate.partition("/")[0]) // BURST_PART if is_cost else UNIT_US["s"] // (BURST_PART * every)
+            fields[field] = every
+            if burst is not None:
+                check_int(burst_name, burst, least=1, most=COST_LIMIT if is_cost else HELD_LIMIT)
+            fields[burst_field] = burst or max(1, usual)
+        return fields
+
     @staticmethod
-    def parse_rate(text: str, name: str = "rate") -> int:
+    def parse_rate(text: str, name: str = "rate", *, by_cost: bool = False) -> int:
         """
         Return the microseconds between two starts of a rate such as "100/s", rounded up.
+
+        With `by_cost`, return the nanoseconds for one unit of a rate such as "100000/m by cost".
 
         Raises:
             ConfigurationError: `text` is not a valid rate; the error message uses `name`.
         """
         match = _RATE.fullmatch(text) if isinstance(text, str) else None
-        if match is None:
+        if match is None or (match[3] and not by_cost):
             raise ConfigurationError(
                 f"{name} must be a number of messages for each second, minute or hour, such as '100/s', '5/m' or "
                 f"'1000/h', not {text!r:.40}"
             )
         number = int(match[1])
         unit_us = UNIT_US[match[2]]
-        if number * 1_000_000 > STARTS_LIMIT * unit_us:
+        most = COST_RATE_LIMIT if by_cost else STARTS_LIMIT
+        if number * 1_000_000 > most * unit_us:
             raise ConfigurationError(
-                f"{name} must be at most {STARTS_LIMIT}/s, not {text!r}: for more leave it out, or limit concurrency"
+                f"{name} must be at most {most}/s, not {text!r}: for a higher rate, leave {name} out or set concurrency"
             )
-        return -(-unit_us // number)
+        return -(-unit_us * (1000 if by_cost else 1) // number)
 
     def fields(self) -> dict[str, str]:
-        """Return these limits as fields of the hash `limits`, which has two more fields: `on` and `declared`."""
+        """
+        Return these limits as fields of the Redis hash `limits`.
+
+        The hash has two more fields: `on` and `declared`.
+        """
         fields: dict[str, int | None] = {
             "ordered": 1 if self.ordered else None,
             "per_key": 1 if self.ordered else self.per_key,
         }
-        for rate, burst in (("rate", "burst"), ("key_rate", "key_burst")):
-            if getattr(self, rate) is not None:
-                us = self.parse_rate(getattr(self, rate))
-                fields[f"{rate}_us"] = us
-                fields[burst] = getattr(self, burst) or max(1, UNIT_US["s"] // (BURST_PART * us))
+        fields |= self._buckets()
         fields["concurrency"] = self.concurrency
         fields["weighted"] = 1 if self.key_weights else None
         fields |= {WEIGHT_FIELD + key: weight for key, weight in self.key_weights.items()}
@@ -470,8 +523,8 @@ class LimitOptions(TypedDict, total=False):
 
     ordered: bool
     per_key: int | None
-    rate: str | None
-    burst: int | None
+    rate: str | Sequence[str] | None
+    burst: int | Sequence[int | None] | None
     key_rate: str | None
     key_burst: int | None
     concurrency: int | None
@@ -483,7 +536,7 @@ LIMITS = frozenset(LimitOptions.__annotations__)
 
 def limits_in(options: MutableMapping[str, Any], keys: Keys, shards: int | None) -> Limits | None:
     """
-    Remove the limits from a queue's keyword arguments and return them; None if there are none.
+    Remove the limits from a queue's keyword arguments and return them; None without limits.
 
     Raises:
         ConfigurationError: a limit is not valid, or the queue cannot have limits.
@@ -495,12 +548,7 @@ def limits_in(options: MutableMapping[str, Any], keys: Keys, shards: int | None)
     if not limits.fields():
         return None
     names = ", ".join(sorted(given))
-    if keys.bare:
-        raise ConfigurationError(
-            f"{names}: a queue in the hdt3213 layout has no limits, for the Go original knows none"
-        )
-    if shards is not None and shards > 1:
-        raise ConfigurationError(
-            f"{names}: a queue of {shards} shards has no limits; leave `shards` out, or the limits"
-        )
+    if keys.bare or (shards or 1) > 1:
+        cause, option = ("in the hdt3213 layout", "layout") if keys.bare else (f"of {shards} shards", "shards")
+        raise ConfigurationError(f"{names}: a queue {cause} cannot have limits; leave out `{option}` or the limits")
     return limits

@@ -1,23 +1,24 @@
 """
 The number of shards of a queue, and the change of that number while the queue is in use.
 
-A change takes three steps. A process may die after any of them; the same call made again goes on:
+A change takes three steps. If the process dies after any step, repeat the same call to continue:
 
-1. The next map replaces the map that was read. From then on publishers ask the old home shard of a chosen id before
-   they publish the id in its new home shard.
-2. Every shard stores the fence of the map, and the shards to be removed are closed.
-3. Messages, dead letters and blocked ids that are in the wrong shard for the new number are moved. When none is left,
-   the change is finished. Workers do this step too (`reliq.worker.upkeep`).
+1. A new shard map replaces the current map. From then on, before a publisher publishes a chosen id in its new home
+   shard, it asks the id's old home shard. The home shard of an id is computed from the id and the number of shards; the
+   old home shard, from the earlier number.
+2. Every shard stores the fence (the version) of the new map. Shards that will be removed refuse publishers from now on.
+3. Messages, dead letters and blocked ids move to their home shards for the new number. When all have moved, the change
+   is finished. Workers do this step too (`reliq.worker.upkeep`).
 
 Shards lie in different slots of a Cluster, so no single script can move a message. A move takes three calls, and
 several processes may make the same calls at once:
 
-1. `depart` holds a batch of messages of a shard under a number, with all their data. No worker gets them. While the
-   batch is there, the shard holds no other batch, so the next process goes on with this batch.
-2. `arrive` writes them in the shards where they belong. Each shard stores the last number of every other shard, so a
-   repeated or late call changes nothing.
-3. `leave` removes them from the old shard. A message cancelled meanwhile, which was answered `running`, is cancelled in
-   its new shard.
+1. `depart` sets a batch of messages of the old shard aside under a batch number, so that no worker can claim them. A
+   shard has only one such batch. So if this process dies, the next process continues with the same batch.
+2. `arrive` writes the messages of the batch into their new shards. A new shard stores the last batch number of each
+   other shard, so a repeated or late call changes nothing.
+3. `leave` removes the batch from the old shard. If a message of the batch was cancelled in the meantime, the caller got
+   `running`, and the message is now cancelled in its new shard.
 
 If a server has replicas, a replica confirms each step before the next step, so a failover cannot undo half of a move.
 """
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from reliq.redis.session import Session
 
 
-#: How long to wait for a replica's confirmation of a step, in ms; without it the step is repeated later.
+#: How long to wait for a replica's confirmation of a step, in ms. An unconfirmed step is repeated later.
 CONFIRMED_MS = 500
-#: How many ids are moved in a step, and how many Redis keys a SCAN step reads.
+#: How many ids a step moves (STEP_IDS), and how many Redis keys a SCAN step reads (STEP_KEYS).
 STEP_IDS = 250
 STEP_KEYS = 1000
 
@@ -58,8 +59,8 @@ class ShardChange:
     """
     The shards of a queue, and a change of their number.
 
-    The iterators yield after every one or two round trips. Each method may raise RedisRefusedError or
-    RedisUnavailableError; called again, it continues.
+    Methods that are generators yield after one or two round trips. Each method may raise RedisRefusedError or
+    RedisUnavailableError; call the method again to continue.
 
     Args:
         keys: the keys of any shard of the queue.
@@ -76,7 +77,7 @@ class ShardChange:
         self._look(WITNESSES)
 
     def _look(self, shards: int) -> None:
-        """Read the map; if it is lost, restore it from the fences of `shards` shards and of the shards they name."""
+        """Read the map. If Redis has lost the map, use its latest copy (fence) in the first `shards` shards or more."""
         self._text, *fences = self._session.run_all([map_text(self._first), *map(fence, self._shards(shards))])
         try:
             stored = ShardMap.parse(self._text)
@@ -88,11 +89,11 @@ class ShardChange:
 
     def resize(self, number: int) -> None:
         """
-        Start a change to `number` shards, or continue an interrupted change.
+        Start a change to `number` shards, or continue an interrupted change to the same number.
 
         Raises:
-            ConfigurationError: `number` is not a power of two, the queue has the Go layout, an earlier change is not
-                finished, or another process has changed the number meanwhile.
+            ConfigurationError: `number` is not a power of two; the queue has the Go layout; a change to another number
+                is not finished; or another process has changed the number in the meantime.
         """
         number = ShardMap.wanted(number, self._first.layout)
         self._look(number)
@@ -102,8 +103,8 @@ class ShardChange:
             return
         if now.epoch == LATEST_EPOCH:
             raise ConfigurationError(
-                f"the shards of {self._first.name!r} have epoch {LATEST_EPOCH}, the last one, and keep their number: "
-                f"something else wrote that; move the messages to another queue"
+                f"the shards of {self._first.name!r} have epoch {LATEST_EPOCH}, the highest possible, so their number cannot change: "
+                f"another program wrote it; move the messages to another queue"
             )
         if now.was != now.n:
             raise ConfigurationError(
@@ -120,10 +121,10 @@ class ShardChange:
         self._fence()
 
     def restore(self) -> None:
-        """Write the map and every fence again after Redis has lost the map."""
+        """Restore the map if Redis has lost it. Also store the fence (the map's version) in every shard."""
         if self.map.is_lost:
             answers = self._session.try_all(list(map(fence, self._shards(SHARDS_LIMIT))))
-            # A user may have no permissions for shards that the queue never had.
+            # Ignore refusals: an ACL user may lack permissions for shards that the queue never had.
             fences = raise_first([answer for answer in answers if not isinstance(answer, RedisRefusedError)])
             last = self.map.or_later(fences)
             most = max(known.served for known in (last, *fences) if known is not None)
@@ -132,13 +133,15 @@ class ShardChange:
 
     def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[int]:
         """
-        Continue a change, and finish it when nothing is left; yield after each step how many messages are left.
+        Move messages to their new shards; yield the number of messages still to be moved after each step.
 
-        Messages of workers, and messages that wait for a worker in a remaining shard, are left for a later step.
+        When no message is left, the change is finished. Messages in flight, and due messages in shards that remain, are
+        counted but not moved: workers finish them in their old shards.
 
         Args:
-            shards: the shards to move messages from, None for all; the change can be finished only if 0 is among them.
-            count: whether to count all messages that are left; otherwise the count stops at the first.
+            shards: the shards to move messages from; None for all. Only a call that includes shard 0 can finish the
+                change.
+            count: True to count all messages that are left; False to stop at the first step that finds any.
         """
         self.restore()
         now = self.map
@@ -159,18 +162,18 @@ class ShardChange:
                 if left and not count:
                     return
         if not left:
-            # A message that ends meanwhile leaves a blocked id, so the blocked ids come last.
+            # Move blocked ids last, because messages that end during the change block their ids too.
             for _ in self._move_taken(old):
                 yield left
             self._write(ShardMap(now.epoch, now.n, now.n, "steady"))
 
     def _write(self, after: ShardMap) -> None:
-        """Write the next map; raise ConfigurationError if another process has written a map, or the queue has keys."""
+        """Write the next map; raise ConfigurationError if the map has changed or the queue has keys or limits."""
         after = replace(after, most=max(after.ever, self.map.ever))
         stored = self._confirmed(self._first, transitions.remap(self._first, self._text, after.text))
         if stored == transitions.REMAP_KEYED:
             raise ConfigurationError(
-                f"queue {self._first.name!r} has keys or limits, and keeps its single shard: their messages wait in one place; "
+                f"queue {self._first.name!r} has keys or limits, which need a single shard; "
                 "give messages without a key a queue of their own, and shard that queue"
             )
         if stored != after.text:
@@ -182,7 +185,7 @@ class ShardChange:
         self.map = after
 
     def _fence(self) -> None:
-        """Write the fence of every shard, and close the shards to be removed."""
+        """Store the fence (the map's version) in every shard. Shards that will be removed then refuse publishers."""
         for keys in self._shards(self.map.served) if self.map.epoch else ():
             closing = keys.shard >= self.map.n
             self._confirmed(keys, transitions.ask(keys, [], fence=self.map.fence, closing=closing))
@@ -198,7 +201,7 @@ class ShardChange:
             yield from self._move(keys, "pending", ids)
         for ids in self._stray_ids(keys, "ZSCAN", keys.unack):
             yield from self._move(keys, "unack", ids)
-        if keys.shard >= self.map.n:  # in remaining shards, workers take the messages of the lists
+        if keys.shard >= self.map.n:  # shards that remain keep their due messages
             yield from self._move_list(keys, "ready")
             yield from self._move_list(keys, "retry")
         after = "-"
@@ -207,7 +210,7 @@ class ShardChange:
             after = f"({letters[-1].letter}"
 
     def _strays(self, keys: Keys) -> Iterator[int]:
-        """Yield the growing count of a shard's living messages that belong to other shards."""
+        """Count a shard's living messages that belong in other shards; yield the count after each step."""
         number = self._session.run(_leaving(keys))
         for command, key in (("HSCAN", keys.retries_left), ("SSCAN", keys.garbage)):
             for ids in self._stray_ids(keys, command, key):
@@ -216,7 +219,7 @@ class ShardChange:
         yield number
 
     def _move_taken(self, shards: Sequence[Keys]) -> Iterator[None]:
-        """Move the blocked ids of `shards` to their new shards; this walks over all keys of the servers."""
+        """Move ids that `dedup` or a tombstone blocks to their new shards; this scans all Redis keys of the servers."""
         starts = {keys.dedup("")[:-4]: keys for keys in shards}
         wanted = pattern(self._first.dedup("").partition("}")[0].partition("#")[0]) + "*:dd:*"
         for node in self._session.each().values():
@@ -234,7 +237,7 @@ class ShardChange:
                 yield
 
     def _confirmed(self, keys: Keys, call: Call[T]) -> T:
-        """Make a call for a shard, and wait for a replica's confirmation if there is a replica."""
+        """Send a call to a shard. If the shard's server has replicas, wait until one of them confirms the call."""
         node = self._session.server_of(keys.ready)
         if node not in self._replicas:
             servers = self._session.client.run_everywhere([commands.server_facts("replication")])
@@ -250,7 +253,7 @@ class ShardChange:
         return answer
 
     def _move(self, keys: Keys, state: LeavingState, names: list[str]) -> Iterator[None]:
-        """Move messages or letters of a state, as many at a time as a call takes."""
+        """Move messages or dead letters in `state` to their new shards; a call moves as many as it can."""
         while names:
             departure = self._confirmed(keys, transitions.depart(keys, names, state=state))
             self._finish(keys, departure)
@@ -260,7 +263,7 @@ class ShardChange:
             names = rest if len(rest) < len(names) else []
 
     def _move_list(self, keys: Keys, place: List) -> Iterator[None]:
-        """Move the messages in a list of a shard to be removed, oldest first, until no more of them can be moved."""
+        """Move messages, oldest first, out of a list of a shard that will be removed, until none can move."""
         stayed = 0
         key = keys.ready if place == "ready" else keys.retry
         while ids := self._session.run(Command(("LRANGE", key, -STEP_IDS, -1), read_ids)):
@@ -271,7 +274,7 @@ class ShardChange:
                 return
 
     def _finish(self, keys: Keys, departure: MigrationBatch) -> int:
-        """Complete a departure; return how many messages stay because their ids exist in the new shard."""
+        """Complete the move of a batch; return how many messages stay because their ids exist in the new shard."""
         by_home = defaultdict[int, list[str]](list)
         for name in departure.records:
             by_home[home(departure.id_of(name), self.map.n)].append(name)
@@ -279,7 +282,7 @@ class ShardChange:
         for shard, names in by_home.items():
             target = keys.of_shard(shard)
             answers = self._confirmed(target, transitions.arrive(target, departure, names, origin=keys.shard))
-            if "late" in answers:  # another process has completed this departure
+            if "late" in answers:  # another process has completed the move of this batch
                 return 0
             staying |= {name for name, answer in zip(names, answers, strict=True) if answer == "alive"}
         for id in self._session.run(transitions.leave(keys, departure, staying)):
@@ -287,7 +290,7 @@ class ShardChange:
         return len(staying)
 
     def _stray_ids(self, keys: Keys, command: str, key: str) -> Iterator[list[str]]:
-        """Yield the ids in a Redis key of a shard that belong to other shards."""
+        """Yield the ids in the Redis key `key` of a shard that belong in other shards, in batches."""
         for names in self._session.scan(_scan([command, key], "COUNT", STEP_IDS)):
             ids = names if command == "SSCAN" else names[::2]
             yield [id for id in ids if self._is_stray(keys, id)]
@@ -300,15 +303,15 @@ class ShardChange:
 
 
 def as_it_is(reply: bytes | None) -> bytes | None:
-    """Return a reply unchanged."""
+    """Return a reply unchanged; for commands whose reply needs no parsing."""
     return reply
 
 
 def _leaving(keys: Keys) -> Command[int]:
-    """Count the messages on their way to another shard; the hash has one extra field."""
+    """Count the messages of the batch that is being moved: one field of its hash is the batch number, not a message."""
     return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
 
 
 def _scan(words: Sequence[Arg], *options: Arg) -> Callable[[int], Command[tuple[int, list[str]]]]:
-    """Return the steps of a SCAN over keys or ids."""
+    """Return a function that takes a cursor and returns the SCAN command that continues there."""
     return lambda at: Command((*words, at, *options), lambda reply: (int(reply[0]), read_ids(reply[1])))

@@ -24,7 +24,7 @@ LAST_SECOND = 253_402_300_799
 #: The longest reason or error text that is stored, in characters.
 TEXT_LIMIT = 500
 NAME_LIMIT = 100
-#: How many ids a line lists; for the rest it has a number.
+#: Log lines and errors list at most this many ids, and then the number of further ids.
 IDS_SHOWN = 5
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
@@ -70,7 +70,7 @@ def class_name(value: object) -> str:
 
 
 def join_first(ids: Sequence[str], count: int = 0) -> str:
-    """Return the first five `ids` as one text, and the number of the others; `count` is the total if larger."""
+    """Return the first five `ids` and the number of further ids as text; `count` is the total if `ids` is only a part."""
     left = max(len(ids), count) - min(len(ids), IDS_SHOWN)
     return (", ".join(ids[:IDS_SHOWN]) or "none") + (f" and {left} more" if left else "")
 
@@ -109,7 +109,7 @@ def format_duration(seconds: float) -> str:
 
 
 def check_keywords(call: str, given: Iterable[str], known: Collection[str], advice: str = "") -> None:
-    """Raise TypeError if `given` has a name that is not in `known`, like a function without `**options`."""
+    """Raise the TypeError of Python for an unknown keyword argument if `given` has a name that is not in `known`."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         near = import_module("difflib").get_close_matches(unknown, known, 1)  # rarely needed
@@ -118,7 +118,11 @@ def check_keywords(call: str, given: Iterable[str], known: Collection[str], advi
 
 
 def checking_keywords(kind: C) -> C:
-    """Decorate a dataclass with keyword-only fields so that it refuses unknown keywords with `check_keywords`."""
+    """
+    Make a dataclass with keyword-only fields refuse unknown keywords.
+
+    Use it as a decorator. The dataclass then raises the TypeError of `check_keywords`.
+    """
     original = vars(kind)["__init__"]
 
     @wraps(original)
@@ -141,7 +145,7 @@ def chunked(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 
 def chunked_by_size(items: Iterable[T], size: Callable[[T], int], largest: int, most: int) -> Iterator[list[T]]:
-    """Yield chunks of at most `most` items and a total size of `largest`; a larger item gets its own chunk."""
+    """Yield chunks of at most `most` items and a total size of at most `largest`; a larger item gets its own chunk."""
     chunk: list[T] = []
     total = 0
     for item in items:

@@ -7,29 +7,30 @@ body, so it is stored in a separate field and logged only on request.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from traceback import extract_tb, walk_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
 import msgspec
 
 from reliq.errors import ConfigurationError
-from reliq.message import BARE, PRIORITY_LINES, RETRIES_LIMIT, Header
+from reliq.message import BARE, PRIORITY_LINES, RETRIES_LIMIT, STATUS_STATES, Header, Status, split_line
 from reliq.text import class_name, clean_text, printable, whole_number
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: At most this many exceptions of a chain, and members of a group, are written.
+#: A stored error has at most this many exceptions in its chain of causes, and in each exception group.
 CHAIN_LIMIT = 5
-#: At most this many frames of a traceback are written: the innermost.
+#: A stored traceback has at most this many frames: the innermost frames.
 FRAMES_LIMIT = 50
-#: The longest list of places beside an error text, in characters.
+#: The longest list of `file:line` places that is stored beside an error text, in characters.
 PLACES_LIMIT = 280
 
 _LINKS = {
@@ -46,7 +47,7 @@ def described(error: BaseException) -> str:
 
 def placed(error: BaseException) -> str:
     """
-    Return the class of `error`, the handler's line and the raising line in its traceback, and the same for its causes.
+    Return the class of `error` and its source lines, in the handler and at the `raise`; then the same for its causes.
 
     Example: `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`. The texts of the exceptions are
     left out, because they may contain parts of a body.
@@ -68,7 +69,11 @@ def placed(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException, *, with_text: bool) -> str:
-    """Return the traceback of `error` and its causes from the handler on; `with_text` adds texts and source lines."""
+    """
+    Return the traceback of `error` and its causes, from the handler on.
+
+    `with_text` adds the texts of the exceptions, and source lines.
+    """
     parts: list[str] = []
     chain = list(_chain(error))
     for number, (one, is_cause) in reversed(list(enumerate(chain))):
@@ -86,7 +91,7 @@ def traceback_of(error: BaseException, *, with_text: bool) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
-    """Yield `error`, its cause, and so on; each with whether it was the direct cause."""
+    """Yield `error`, then its chain of causes; the bool is True for a cause that was given by `raise … from`."""
     seen: set[int] = set()
     one: BaseException | None = error
     is_cause = False
@@ -109,7 +114,7 @@ def from_handler(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-#: Separators: between failures, between the time and the rest of a failure, and between its fields.
+#: Separators in a failure note: RS between failures, GS between the time and the rest of a failure, US between fields.
 RS = "\x1e"
 GS = "\x1d"
 US = "\x1f"
@@ -144,12 +149,12 @@ class FailureNote:
 
     @classmethod
     def parse(cls, value: str | bytes | None) -> FailureNote:
-        """Parse the newest failure of a value; if another program wrote the value, as far as possible."""
+        """Parse the newest failure in a stored note; a note that another program wrote is parsed as far as possible."""
         return next(iter(cls.parse_all(value)), cls())
 
     @classmethod
     def parse_all(cls, value: str | bytes | None) -> list[FailureNote]:
-        """Parse the failures of a value, newest first."""
+        """Parse all failures in a stored note, newest first."""
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
         notes = []
         for note in filter(None, text.split(RS, FAILURES_LIMIT)[:FAILURES_LIMIT]):
@@ -167,7 +172,7 @@ class FailureNote:
 
     @property
     def error(self) -> str:
-        """The text, and the places of the exception and its causes."""
+        """The failure's text, followed by the source lines of the exception and its causes in parentheses."""
         places = self.raised.partition(" ")[2]
         return f"{self.text} ({places})" if places else self.text
 
@@ -180,24 +185,30 @@ class FailureNote:
 MAGIC = b"RELIQ/1 "
 #: The start of an envelope, before the due time; the publish script adds the due time by Redis' clock.
 ENVELOPE_START = 'RELIQ/1 {"d":'
-#: The longest envelope in bytes; a longer first line belongs to a bare body.
+#: The longest envelope in bytes. A value with a longer first line is a body without an envelope.
 HEADER_LIMIT = 16_384
 #: The largest size of the publisher's headers as JSON, in bytes.
 HEADERS_LIMIT = 8192
-#: How many bytes at the start of a value contain its due time.
+#: The largest checkpoint as a JSON string, in bytes: with headers and a key it fits into HEADER_LIMIT.
+CHECKPOINT_LIMIT = 4096
+#: The due time of a message is within this many bytes at the start of its value in Redis.
 DUE_BYTES = 32
 #: The longest message key, in bytes.
 KEY_LIMIT = 128
-#: Times and durations are below this many ms: exact in Redis' scripts, and their sums do not overflow.
+#: Times and durations in ms are below this number, so Redis' scripts compute exactly and sums do not overflow.
 NUMBER_LIMIT = 2**53
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _DUE = re.compile(rb'RELIQ/1 \{"d":([0-9]{1,16})[,}]')
-_HELD = re.compile(r"(?:(?P<deaths>[0-9]{1,2})~)?(?P<lane>[^.~]+)\.[0-9]+:(?P<lease>[0-9]{1,16})")
+_SUCCESSOR = r"(?:\+[0-9]{1,16}\.[0-9]{1,16}(?:>[0-9]{1,16})?)?"
+_HELD = re.compile(r"(?:(?P<deaths>[0-9]{1,2})~)?(?P<lane>[^.~]+)\.[0-9]+:(?P<lease>[0-9]{1,16})" + _SUCCESSOR)
+_DEBOUNCED = re.compile(r">[0-9]{1,16}")
 _SUSPECT = re.compile(r"suspect(?P<deaths>[0-9]{0,2})")
 _DELAYED = re.compile(r"@(?P<due>[0-9]{1,18})(?P<doubt>\?)?")
 
 _header_decoder = msgspec.json.Decoder(Header)
+#: Encodes a checkpoint's cursor; refuses NaN, dates, UUIDs and other values that JSON would return as None or as text.
+_encode_cursor = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def envelope_rest(
@@ -209,7 +220,11 @@ def envelope_rest(
     line: str = "",
     origin: tuple[str, str] | None = None,
 ) -> bytes:
-    """Return the envelope after the due time, up to the body; times are in ms, `line` is the key queue's name."""
+    """
+    Return the part of an envelope between the due time and the body.
+
+    Times are in ms; `line` is the name of the message's key queue, followed by the message's cost.
+    """
     if not headers and window_ms is None and not line:
         return b',"r":%d}\n' % retries
     rest = f',"r":{retries}'
@@ -253,7 +268,8 @@ def check_key(key: str) -> str:
     Check a message key and return it.
 
     Raises:
-        ConfigurationError: it is not text of 1 to 128 bytes in UTF-8 without control characters and lone surrogates.
+        ConfigurationError: the key is not text of 1 to 128 bytes in UTF-8, or has control characters or lone
+            surrogates.
     """
     if not isinstance(key, str):
         raise ConfigurationError(f"key must be a str, not {type(key).__name__}: give str(…)")
@@ -278,9 +294,63 @@ def count_text(left: int, line: str = "") -> str:
 
 
 def read_count(raw: bytes | None) -> tuple[int | None, str]:
-    """Parse a value of the hash `retry:cnt`: the retries left, None if invalid, and the name of the key queue."""
+    """
+    Parse a value of the hash `retry:cnt`.
+
+    Return the retries left, None if invalid, and the name of the key queue.
+    """
     left, _, line = (raw or b"").partition(b" ")
-    return whole_number(left), line.decode("utf-8", "replace")
+    return whole_number(left), split_line(line.decode("utf-8", "replace"))[0]
+
+
+def encoded_checkpoint(number: int, published: int, cursor: Any, report: str = "") -> str:
+    """
+    Return a checkpoint as a JSON string. The string contains the cursor as JSON text.
+
+    Args:
+        report: the job's progress, a fraction and a note; empty without progress. A line feed precedes it.
+
+    Raises:
+        ConfigurationError: JSON cannot hold the cursor, or the checkpoint is larger than 4 KiB.
+    """
+    try:
+        text = msgspec.json.encode(f"{number} {published} {_encode_cursor(cursor)}")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"a cursor must be a value of JSON, not {type(cursor).__name__} ({error})") from None
+    if len(text) > CHECKPOINT_LIMIT:
+        raise ConfigurationError(
+            f"a cursor must be at most {CHECKPOINT_LIMIT} bytes of JSON, not {len(text)}: save a position, not the work"
+        )
+    return (text[:-1] + msgspec.json.encode(f"\n{report}")[1:] if report else text).decode()
+
+
+def parse_status(life: int | None, state: bytes, left: bytes, failures: bytes, text: bytes) -> Status[Any]:
+    """
+    Return the status of a message from the answer of the script `status`; the message's result is not decoded yet.
+
+    Args:
+        life: the publish time of the expected message; a result of another message with the same id is ignored.
+        left: the field of a living message in the hash `retry:cnt`, else empty.
+        failures: the failure notes of the message, newest first.
+        text: the header of a living message, or the record of a result; else empty.
+    """
+    if state == b"acked":
+        _, enqueued, attempt, value = text.split(b" ", 3)
+        if life not in (None, int(enqueued)):
+            return Status("gone")
+        is_kept = not value.startswith(b"!")
+        error = "" if is_kept else value[1:].decode()
+        return Status("acked", value if is_kept else None, error, attempt=whole_number(attempt))
+    failure = FailureNote.parse(failures)
+    header, _ = open_envelope(text)
+    retries_left, _ = read_count(left)
+    attempts = failure.attempt
+    if header.retries is not None and retries_left is not None:
+        attempts = max(0, header.retries - retries_left) + (state in (b"running", b"backoff"))
+    word = state.decode()
+    if word not in STATUS_STATES:
+        raise ValueError(f"unknown message state {word!r}")
+    return Status(word, None, failure.summary, *header.progress, attempts)
 
 
 def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
@@ -307,8 +377,10 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
         if number is not None and not 0 <= number < NUMBER_LIMIT:
             return BARE, value
     line = header.line
-    if line is not None and line not in PRIORITY_LINES.values() and not is_key(line):
-        return BARE, value
+    if line is not None:
+        name, cost = split_line(line)
+        if not (name in PRIORITY_LINES.values() or is_key(name) or (not name and cost > 1)):
+            return BARE, value
     return header, value[end + 1 :]
 
 
@@ -325,7 +397,8 @@ class StateWord:
 
     Attributes:
         cancelled: whether the message is cancelled, so that it ends when a script next finds it.
-        deaths: how many deliveries in a row ended by an expired lease; from 1 on the message is a suspect.
+        deaths: how many deliveries in a row ended by an expired lease. From 1 on, the message is a suspect: it may have
+            killed its process.
     """
 
     cancelled: bool = False
@@ -342,12 +415,13 @@ class StateWord:
         word = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
         cancelled = word.endswith("!")
         word = word.removesuffix("!")
-        if not word:
+        if not word or (cancelled and word == "purged") or _DEBOUNCED.fullmatch(word):
             return Unset(cancelled)
         if word == "nacked":
             return Backoff(cancelled)
         if held := _HELD.fullmatch(word):
-            return Held(cancelled, int(held["deaths"] or 0), word, held["lane"], int(held["lease"]))
+            nonce = word.partition("+")[0]
+            return Held(cancelled, int(held["deaths"] or 0), nonce, held["lane"], int(held["lease"]))
         if suspect := _SUSPECT.fullmatch(word):
             return Suspect(cancelled, int(suspect["deaths"] or 1))
         if delayed := _DELAYED.fullmatch(word):
@@ -356,7 +430,7 @@ class StateWord:
 
 
 class Unset(StateWord):
-    """No state word: the message waits for its delivery."""
+    """The message waits for its first delivery. It has no state word, or the state word of a debounced message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +441,7 @@ class Held(StateWord):
     Attributes:
         nonce: the nonce of its receipt.
         lane: the call sequence of the claim.
-        lease_ms: the longest lease that it was given, in ms.
+        lease_ms: the longest lease that the message was given, in ms.
     """
 
     nonce: str = ""
@@ -386,7 +460,7 @@ class Suspect(StateWord):
 @dataclass(frozen=True, slots=True)
 class Delayed(StateWord):
     """
-    The message is in a list and was given another due time.
+    The due time of the message was changed while its id was in a list, such as `ready`.
 
     Attributes:
         due_ms: the new due time, in unix ms.
@@ -396,16 +470,20 @@ class Delayed(StateWord):
 
 
 def claim_nonce(lane: str, number: int, lease_ms: int) -> str:
-    """Return the nonce of one claim, from its lane, its call number and the lease in ms."""
+    """Return the nonce of one claim, from its call sequence (lane), its call number and the lease in ms."""
     return f"{lane}.{number}:{lease_ms}"
 
 
 def receipt_nonce(nonce: str, deaths: int) -> str:
-    """Return the nonce of one message's receipt; for a suspect it includes the number of deaths."""
+    """
+    Return the nonce of a message's receipt.
+
+    If leases of the message expired in a row, the nonce includes their number, `deaths`.
+    """
     return f"{deaths}~{nonce}" if deaths else nonce
 
 
 def lane_of(nonce: str) -> str:
-    """Return the lane by which a receipt's message was claimed; empty for an invalid nonce."""
+    """Return the call sequence (lane) of the claim that created `nonce`; empty if `nonce` is not valid."""
     word = StateWord.parse(nonce)
     return word.lane if isinstance(word, Held) else ""

@@ -1,4 +1,4 @@
-"""Begin a call of a handler as a worker's thread does, for tests of the recorded start."""
+"""Begin a call of a handler as a worker's thread does, without the handler."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from reliq.worker.slots import HandlerCall, deliveries_of
 
 
 def begun(handler, *ids):
-    """Return a call in this thread with the messages of these ids, at its start."""
+    """Return a call of a handler with these messages, which has just begun in this thread."""
     now, timeout = time.monotonic(), handler.timeout_seconds
     deliveries = deliveries_of([Claimed(id, "me.1:30000", 1) for id in ids], handler, now)
     return HandlerCall(

@@ -1,4 +1,4 @@
-"""Lead the bus of a Cluster through proxies, to isolate a node from the other nodes but not from clients."""
+"""Put proxies between the nodes of a Cluster, to isolate a node from the other nodes but not from clients."""
 
 import asyncio
 import threading
@@ -71,7 +71,7 @@ class Bus(Proxies):
         super().__init__({one.port: free_port() for one in cluster.nodes})
         self._names = {cluster.ask(one, "CLUSTER", "MYID"): one.port for one in cluster.nodes}
         self._cut_off: set[int] = set()
-        #: Connection -> the nodes at its ends.
+        #: Connection -> the two nodes that it connects.
         self._open: dict[asyncio.StreamWriter, set[int]] = {}
 
     def __enter__(self) -> Self:
@@ -87,7 +87,7 @@ class Bus(Proxies):
 
     def cut_off(self, server: EmbeddedRedis) -> None:
         """
-        Cut the connections between a node and all others, once they use the proxies only.
+        Cut the connections between a node and all others, as soon as all of them use the proxies.
 
         A node that was just started or met is known by its real port for a moment; such connections are not cut.
         """

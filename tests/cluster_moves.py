@@ -12,7 +12,7 @@ from tests.waiting import eventually
 #: Number of keys in one MIGRATE.
 KEYS_AT_ONCE = 100
 MIGRATE_MS = 5000
-#: Nodes that gossip `forget` ignore a forgotten node for this long.
+#: Nodes that spread `forget` to other nodes ignore a forgotten node for this long.
 FORGOTTEN_SECONDS = 65.0
 
 
@@ -31,7 +31,7 @@ class SlotMove:
         self.target = to or neighbour(cluster, self.source)
 
     def begin(self) -> None:
-        """Open the slot at both ends: from now on calls for missing keys get ASK redirects or TRYAGAIN errors."""
+        """Begin the move at both primaries: from now on, calls for missing keys get ASK redirects or TRYAGAIN errors."""
         self._cluster.ask(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", my_id(self._cluster, self.source))
         self._cluster.ask(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", my_id(self._cluster, self.target))
 
@@ -69,14 +69,14 @@ def move_at_once(cluster: LiveCluster, key: str) -> None:
 
 
 def forget(cluster: LiveCluster, server: EmbeddedRedis) -> None:
-    """Let all nodes forget a node, except its own replicas, which cannot."""
+    """Let all nodes forget a node, except its own replicas, because a replica cannot forget its primary."""
     id = my_id(cluster, server)
     for one in cluster.nodes:
         with suppress(redis.ResponseError):  # Valkey has a setting for this time
             cluster.ask(one, "CONFIG", "SET", "cluster-blacklist-ttl", 1)
     for one in cluster.nodes:
         if one is not server and cluster.client(one).info("replication").get("master_port") != server.port:
-            with suppress(redis.ResponseError):  # it may know already, by gossip
+            with suppress(redis.ResponseError):  # another node may have told it already
                 cluster.ask(one, "CLUSTER", "FORGET", id)
 
 

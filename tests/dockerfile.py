@@ -38,7 +38,7 @@ def stages():
 
 
 def is_sent(path: str) -> bool:
-    """Return whether the ignore file admits a path: the last matching pattern decides."""
+    """Return whether Docker sends a file of this path: the last matching pattern of the ignore file decides."""
     sent = True
     for line in IGNORED:
         pattern = line.removeprefix("!").strip()

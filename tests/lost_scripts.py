@@ -1,4 +1,4 @@
-"""Redis loses scripts before a round trip: all scripts, or one that no other client has loaded again yet."""
+"""Make Redis forget scripts before a round trip: all scripts, or one script."""
 
 from contextlib import contextmanager
 
@@ -40,7 +40,11 @@ def _counting(losing, monkeypatch):
 
 
 def with_scripts_lost(client, lost, monkeypatch, work):
-    """Call `work` once for each of its round trips, with scripts lost before that trip; return the number of trips."""
+    """
+    Call `work` once for each of its round trips; before this round trip, Redis forgets scripts.
+
+    Return the number of round trips.
+    """
     trips = at = 0
     while at <= trips:
         at += 1

@@ -46,7 +46,7 @@ class Overheard:
 
 
 def claims_in(lines):
-    """Return the claims that could have taken a message of a queue with keys; polls have the limit 0."""
+    """Return the claims for queues with keys that asked for messages; a poll asks for none (limit 0)."""
     claim = script("claim")
     words = [line["command"].split() for line in lines if claim.sha in line["command"]]
     return [line for line in words if line[3 + int(line[2]) + _LIMIT] != "0"]

@@ -1,11 +1,11 @@
-"""Free ports that no other test process gets before they are bound."""
+"""Find free ports, and reserve them so that no other test process gets them."""
 
 import socket
 from contextlib import ExitStack
 from itertools import count
 
-#: Below the ports of outgoing connections: a client that reconnects while its server is down cannot take such a
-#: port, or connect to itself.
+#: These ports are below the ports of outgoing connections. Otherwise, a client that reconnects while its server is down could
+#: take the port of the server, or connect to itself.
 FIRST, LAST = 10_000, 20_000
 #: The bus port of a Cluster node is this much higher than its port.
 BUS = 10_000

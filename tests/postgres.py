@@ -25,7 +25,7 @@ def programs() -> Path | None:
 
 
 class Postgres:
-    """One PostgreSQL server, also without pytest. PostgreSQL refuses to run as root: then it runs as `nobody`."""
+    """A PostgreSQL server, also without pytest. PostgreSQL refuses to run as root: then it runs as `nobody`."""
 
     def __init__(self, **options: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="reliq-pg-"))

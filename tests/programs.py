@@ -13,7 +13,7 @@ def run(*words, **options):
 
 
 def python(*words, **options):
-    """Run Python as `run` does."""
+    """Run Python with these arguments; return its exit code and all its output, as text."""
     return run(sys.executable, *words, **options)
 
 

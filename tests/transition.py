@@ -1,4 +1,4 @@
-"""Run one transition of a queue without a retry: a failed call may have run."""
+"""Run a transition of a queue as a single call, which is not repeated if it fails."""
 
 from reliq.lua import transitions
 

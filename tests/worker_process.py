@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -26,11 +27,19 @@ class Command:
     """
     A `reliq` command that runs in `folder`, with all lines of its output.
 
-    `change` is Python code that its process runs first.
+    `change` is Python code that its process runs first. `program` replaces `-m reliq`.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str], *words: str, change: str = "") -> None:
-        program = ["-c", f"{change}; import reliq.cli.app as app; app.main()"] if change else ["-m", "reliq"]
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str],
+        *words: str,
+        change: str = "",
+        program: Sequence[str] = ("-m", "reliq"),
+    ) -> None:
+        if change:
+            program = ["-c", f"{change}; import reliq.cli.app as app; app.main()"]
         command = [sys.executable, *program, *words]
         self.process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -40,7 +49,7 @@ class Command:
         self._reader.start()
 
     def children(self) -> list[psutil.Process]:
-        """Return its working processes; for a moment its guard is a child too."""
+        """Return its worker processes, without the guard, which is a child for a moment."""
         try:
             return [one for one in psutil.Process(self.process.pid).children() if works(one)]
         except psutil.NoSuchProcess:
@@ -77,6 +86,9 @@ class Command:
     def _read(self) -> None:
         for line in self.process.stdout or ():
             self.lines.append(line)
+        if folder := os.environ.get("RELIQ_TEST_LOGS"):  # tests/messages.py reads these files
+            with Path(folder, f"{self.process.pid}.log").open("a") as log:
+                log.writelines(self.lines)
 
 
 class Worker(Command):

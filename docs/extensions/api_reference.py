@@ -1,8 +1,8 @@
 """
-The reference of the API: names that a page of docs/reference lists are replaced by their docstrings.
+Build the API reference: replace each name that a page of docs/reference lists by its docstring.
 
-The page has lines such as "- `reliq.Queue`"; behind the name of an alias, which has no docstring, stands what it means.
-Docstrings are plain text with `code` and the sections Args, Attributes, Raises, Returns and Example.
+The page has lines such as "- `reliq.Queue`". An alias has no docstring, so its line also contains its meaning. Docstrings are
+plain text with `code` and the sections Args, Attributes, Raises, Returns and Example.
 """
 
 import importlib
@@ -21,7 +21,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _SPECIAL = re.compile(r"[*|\\]|_(?!\w)")
 _ITEM = re.compile(r"    ([\w, *]+): (.*)")
 
-#: Attributes and methods that only other parts of the package use.
+#: Internal attributes and methods of public classes, which the reference leaves out.
 INTERNAL = {
     "reliq.Consumer": "around_calls, chosen, connection, deliveries, engine, error_hooks, handlers, "
     "is_leaving, leave, longest_grace, periodic, redis, running, ticked_beside, unfinished",
@@ -66,13 +66,13 @@ def _entry(match: re.Match[str]) -> str:
 
 
 def _fill_page(_app: Sphinx, page: str, text: list[str]) -> None:
-    """Replace the names on a page by directives that fill in their docstrings."""
+    """Replace the names on a page by directives, for which Sphinx inserts the docstrings."""
     if page.startswith("docs/reference/api"):
         text[0] = ENTRY.sub(_entry, text[0])
 
 
 def _inline(text: str) -> str:
-    """Mark code as reStructuredText does, and nothing else."""
+    """Return a text as reStructuredText in which only code is marked."""
     parts = _CODE.split(text)
     parts[::2] = [_SPECIAL.sub(r"\\\g<0>", part) for part in parts[::2]]
     parts[1::2] = [f"``{part}``" for part in parts[1::2]]
@@ -80,7 +80,7 @@ def _inline(text: str) -> str:
 
 
 def _section(title: str, body: list[str]) -> Iterator[str]:
-    """Yield a section, the names before its colons as a list of definitions."""
+    """Yield the lines of a section; lines such as `name: text` become a list of definitions."""
     yield from ("", f".. rubric:: {title}", "")
     joined: list[str] = []
     for line in body:
@@ -96,7 +96,7 @@ def _section(title: str, body: list[str]) -> Iterator[str]:
 
 
 def _rewrite(_app: Sphinx, _what: str, _name: str, _value: object, _options: object, lines: list[str]) -> None:
-    """Turn a docstring into reStructuredText."""
+    """Convert a docstring to reStructuredText."""
     text, *sections = re.split(r"(?m)^(?=(?:Args|Attributes|Raises|Returns|Example):)", "\n".join(lines))
     made = _inline(text).splitlines()
     for section in sections:
@@ -119,7 +119,7 @@ def _sign(_app: Sphinx, _what: str, name: str, *_rest: object) -> tuple[str, str
 
 
 def _resolve(_app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
-    """Link a type to its documented public name; leave any other as text."""
+    """Link a type to its public name in the reference; other types stay text."""
     if node.get("refdomain") != "py":
         return None
     name = node["reftarget"].rpartition(".")[2]
@@ -131,7 +131,7 @@ def _resolve(_app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nod
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect to the reading of pages and docstrings."""
+    """Let Sphinx call these functions for each page and docstring that it reads."""
     app.connect("source-read", _fill_page)
     app.connect("autodoc-process-docstring", _rewrite)
     app.connect("autodoc-process-signature", _sign)

@@ -1,18 +1,29 @@
 """
-Generate cli.md and settings.md; run `python docs/reference` after each change of a command.
+Generate cli.md, metrics.md and settings.md; run `python docs/reference` after each change of a command or metric.
 
-A test compares the files. The API pages need no such step: the site build fills them from docstrings.
+A test fails if the files are out of date. The API pages do not need this step, because the site build fills them from
+docstrings.
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from reliq.cli.app import SUMMARIES, WORKER, Commands
 from reliq.cli.lazy import SHARED, is_shared
 from reliq.cli.settings import settings_of, spelled, variable
+from reliq.events import Handled
+from reliq.metrics.names import ALL, CAUSES, KEY_LENGTH, STATES, WAITING, Spec
+from reliq.metrics.queues import REASONS
 
 HERE = Path(__file__).parent
+
+
+def _words(values: Iterable[str]) -> str:
+    """Return values as code."""
+    return ", ".join(f"`{value}`" for value in values)
+
 
 CLI = """# Commands
 
@@ -66,6 +77,50 @@ queue = ["orders", "mails"]
 """
 
 
+METRICS = """# Metrics
+
+All Prometheus metrics of reliq. You need them when you write your own queries, dashboards or alerts. [Metrics,
+dashboard and alerts](../production/monitoring.md) shows you how to scrape them, and has alerts that you can load.
+
+:::{warning}
+All workers and exporters of one Redis report the same values for queues, message keys, periodic jobs and Redis. Use
+`max` over them in your queries, never `sum`.
+:::
+
+- Redis keeps the counters of queues, so they continue when you replace every process.
+- A worker adds up the metrics of its handlers and processes. The counts of a dead process remain.
+- You get the metrics of the [outbox](../guides/outbox.md) from the process that runs its relay.
+- Redis Cluster has a series for each primary, whose label is `server`.
+- Your application serves the metrics of [publishers](../production/monitoring.md#metrics-of-a-publisher).
+
+"""
+LABELS = {
+    "queue": "name of the queue, with all its shards",
+    "state": f"{_words(STATES)}; in a queue with message keys also `{WAITING}`",
+    "cause": f"{_words(CAUSES)}: the handler failed, or the lease expired",
+    "task": "name of the [task](../guides/tasks.md); `unknown` if the worker does not know it, empty without tasks",
+    "outcome": (
+        f"of handlers {_words(get_args(Handled.__annotations__['outcome']))}; of publishes "
+        "`published`, `duplicate`, `tombstoned`, `refused`, `unknown`"
+    ),
+    "reason": f"of a restart: {_words(REASONS)}",
+    "key": f"a [message key](../guides/ordering.md), cut to {KEY_LENGTH} characters",
+    "entry": "name of the [periodic job](../guides/periodic.md)",
+    "server": "`HOST:PORT`; the path of a Unix socket, or the name of the primary in Sentinel",
+    "process": "`supervisor`, or the number of the process",
+}
+#: Heading of a table -> the source and the name prefixes of its metrics. A metric is in the first table that matches.
+TABLES = {
+    "Message keys": ("queue", "reliq_key", "reliq_limited"),
+    "Periodic jobs": ("queue", "reliq_cron"),
+    "Queues": ("queue", ""),
+    "Handlers": ("process", "reliq_"),
+    "Redis": ("", "reliq_redis", "reliq_queue"),
+    "Publishers": ("", "reliq_publish"),
+    "Worker processes": ("", ""),
+}
+
+
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -81,7 +136,7 @@ def _spelling(option: Any) -> str:
 
 
 def _default(option: Any) -> str:
-    """Return the default of an option as a user types it; nothing where the help does not show it."""
+    """Return the default of an option as a user types it; empty if the help shows no default."""
     value = option.default
     is_shown = option.param_type_name != "argument" and not option.is_flag and option.show_default
     if not is_shown or value in (None, "", (), []) or callable(value):
@@ -133,7 +188,36 @@ def settings() -> str:
     return SETTINGS + "\n".join(["## Settings of the worker", "", *head, *rows, ""]) + OTHERS
 
 
-PAGES = {"cli.md": cli, "settings.md": settings}
+def _table_of(spec: Spec) -> str:
+    """Return the heading of the table that contains this metric."""
+    return next(
+        head
+        for head, (source, *starts) in TABLES.items()
+        if source == spec.source and spec.name.startswith(tuple(starts))
+    )
+
+
+def _metric(spec: Spec) -> str:
+    """Return the row of a metric; the row of a histogram contains the bounds of its buckets."""
+    bounds = f" Buckets from {spec.buckets[0]:g} s to {spec.buckets[-1]:g} s." if spec.buckets else ""
+    return f"| `{spec.name}` | {spec.kind} | {_words(spec.labels)} | {_cell(spec.help)}{bounds} |"
+
+
+def metrics() -> str:
+    """Return the page of metrics."""
+    labels = [f"| `{label}` | {values} |" for label, values in LABELS.items()]
+    parts = [METRICS + "\n".join(["| label | values |", "| --- | --- |", *labels, ""])]
+    for head in ("Queues", *(head for head in TABLES if head != "Queues")):
+        rows = [_metric(spec) for spec in ALL.values() if _table_of(spec) == head]
+        parts.append(
+            "\n".join(
+                [f"## {head}", "", "| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+            )
+        )
+    return "\n".join(parts)
+
+
+PAGES = {"cli.md": cli, "metrics.md": metrics, "settings.md": settings}
 
 if __name__ == "__main__":
     for name, make in PAGES.items():

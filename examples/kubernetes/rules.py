@@ -22,7 +22,7 @@ spec:
 
 
 def without(text: str, alert: str) -> str:
-    """Return the rules without one alert; end the program when there is none of that name."""
+    """Return the rules without this alert; end the program if the rules have no alert of this name."""
     rest, count = re.subn(rf"^      - alert: {re.escape(alert)}\n(?:(?:        .*)?\n)*", "", text, flags=re.MULTILINE)
     if not count:
         raise SystemExit(f"no alert of {RULES} is called {alert}")
@@ -32,7 +32,7 @@ def without(text: str, alert: str) -> str:
 def main() -> None:
     """Print the manifest."""
     parser = argparse.ArgumentParser(description="Print the alert rules of grafana/rules.yml as a PrometheusRule.")
-    parser.add_argument("--without", action="append", default=[], metavar="ALERT", help="leave this one out")
+    parser.add_argument("--without", action="append", default=[], metavar="ALERT", help="leave out this alert")
     text = RULES.read_text("utf-8")
     for alert in parser.parse_args().without:
         text = without(text, alert)

@@ -1,7 +1,8 @@
 """
-A small shop: orders are placed and paid over HTTP, closed when nobody pays, and mails tell the customers.
+A small shop: customers place and pay orders over HTTP, and get mails; unpaid orders are closed after two days.
 
-Every message is written in the transaction that it belongs to, and every handler has its effects once.
+Messages go through the outbox, so each message commits with its order. Handlers use the inbox, so their effects in the
+database happen exactly once.
 
     python examples/shop
 """

@@ -1,4 +1,4 @@
-"""Runs the story of the shop, once its packages are there."""
+"""Run the demonstration of the shop; if a package is missing, print how to install it."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from stage import installed_by
 
 with installed_by("pip install '.[embedded,sqlalchemy,web]' fastapi httpx"):
-    import fastapi  # noqa: F401  the web server of the story needs it
-    import uvicorn  # noqa: F401  and runs in it
+    import fastapi  # noqa: F401  the web application needs it
+    import uvicorn  # noqa: F401  the web server
 
     from shop.story import main
 

@@ -1,4 +1,4 @@
-"""The orders, in PostgreSQL or SQLite; beside them lie the outbox and the inbox."""
+"""The database of the shop, PostgreSQL or SQLite: orders, and the tables of reliq's outbox and inbox."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +17,7 @@ class Base(DeclarativeBase):
 
 
 class Order(Base):
-    """What somebody wants: `placed`, then `paid` or `closed`."""
+    """An order of a customer; its state is `placed`, then `paid` or `closed`."""
 
     __tablename__ = "orders"
 
@@ -29,10 +29,10 @@ class Order(Base):
 
 
 def open_database(url: str = DATABASE) -> Engine:
-    """Make the tables that are missing, and have sessions use the database."""
+    """Create the missing tables, and connect `Session` with the database."""
     engine = create_engine(url)
     if engine.dialect.name == "sqlite":
-        # One writer at a time, who waits for the one before: https://docs.sqlalchemy.org/dialects/sqlite.html
+        # Transactions run one after another: https://docs.sqlalchemy.org/dialects/sqlite.html
         event.listen(engine, "connect", lambda connection, _record: _set_up(connection))
         event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     Base.metadata.create_all(engine)

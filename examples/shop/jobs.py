@@ -1,4 +1,8 @@
-"""What happens later. Each handler commits its effects and a note of its message together, so that it has them once."""
+"""
+The handlers of the shop.
+
+Each handler calls `job.once` in the transaction of its effects, so a message that runs twice changes nothing.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +22,7 @@ ZONE = "Europe/Berlin"
 
 @contextmanager
 def lifespan() -> Iterator[httpx.Client]:
-    """Give each worker process the database, and the connection to the mail server as `job.state`."""
+    """Open the database, and a client of the mail server, which handlers get as `job.state`."""
     engine = open_database()
     with httpx.Client(base_url=MAIL_HOOK, timeout=5) as mail_server:
         yield mail_server
@@ -30,7 +34,7 @@ consumer = Consumer(lifespan=lifespan, relay=Relay(DATABASE))
 
 @consumer.handler(CLOSING)
 def close_unpaid(unpaid: Unpaid, job: Job[Unpaid]) -> None:
-    """Close an order that nobody has paid."""
+    """Close an order that is not paid."""
     with Session.begin() as session:
         if not job.once(session):
             return
@@ -44,24 +48,24 @@ def close_unpaid(unpaid: Unpaid, job: Job[Unpaid]) -> None:
 
 @consumer.handler(MAILS, timeout=60)
 def send(mail: Mail, job: Job[Mail]) -> None:
-    """Hand a mail to the mail server."""
+    """Send a mail to the mail server."""
     with Session.begin() as session:
         if not job.once(session):
             return
-        # Should this process die before the commit, the server knows the mail by its key.
+        # If this process dies before the commit, the mail is sent again. By this key, the server ignores the second mail.
         letter = {"to": mail.to, "subject": mail.subject, "text": mail.text}
         job.state.post("/mails", json=letter, headers={"Idempotency-Key": job.id}).raise_for_status()
 
 
 @consumer.cron("0 6 * * *", queue=REPORTS, tz=ZONE)
 def nightly_report(tick: datetime) -> Report:
-    """Report on the day before, each morning at six."""
+    """Return the report job for the previous day; it is published each morning at six."""
     return Report((tick.date() - timedelta(days=1)).isoformat())
 
 
 @consumer.handler(REPORTS)
 def write_report(report: Report, job: Job[Report]) -> None:
-    """Tell the boss how the orders of a day stand."""
+    """Send the boss a mail with the number and sum of the orders of a day, by state."""
     day = date.fromisoformat(report.day)
     begins = datetime(day.year, day.month, day.day, tzinfo=ZoneInfo(ZONE)).astimezone(UTC)
     its = (begins <= Order.placed) & (Order.placed < begins + timedelta(days=1))

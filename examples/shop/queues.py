@@ -1,4 +1,4 @@
-"""The messages of the shop, for who publishes and who handles them."""
+"""The queues and message bodies of the shop, for publishers and workers."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from reliq import Queue
 
 @dataclass(frozen=True)
 class Unpaid:
-    """An order that is to be closed unless it is paid by now."""
+    """Close this order unless it is paid."""
 
     order: int
 
 
 @dataclass(frozen=True)
 class Mail:
-    """One mail."""
+    """Send this mail."""
 
     to: str
     subject: str
@@ -23,7 +23,7 @@ class Mail:
 
 @dataclass(frozen=True)
 class Report:
-    """A day whose orders are to be reported, as 2026-03-29."""
+    """Report the orders of this day, such as 2026-03-29."""
 
     day: str
 

@@ -1,4 +1,4 @@
-"""Opens the shop for a short's story: an embedded Redis, SQLite, the web server, a worker, and a mail server."""
+"""Demonstrate the shop with a private Redis, SQLite, the web server, a worker, and a mail server."""
 
 import json
 import os
@@ -22,13 +22,13 @@ from shop.queues import CLOSING, MAILS, REPORTS
 
 
 class MailServer(BaseHTTPRequestHandler):
-    """Somebody else's server: it takes a mail once, by its key, and is away for a moment at first."""
+    """A mail server that fails twice at first, and takes each Idempotency-Key once."""
 
     inbox: ClassVar[dict[str, dict[str, str]]] = {}
     away_for: ClassVar[list[int]] = [503, 503]
 
     def do_POST(self) -> None:
-        """Take a mail."""
+        """Answer 503 at first; then store the mail unless its key is known."""
         mail = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         answer = self.away_for.pop() if self.away_for else 200
         if answer == 200:
@@ -37,11 +37,11 @@ class MailServer(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def until(there: Callable[[], object], what: str) -> None:
-    """Wait until something is there."""
+    """Wait until `there` returns a true value; `what` names the condition in the error."""
     deadline = time.monotonic() + 30
     while not there():
         if time.monotonic() > deadline:
@@ -50,7 +50,7 @@ def until(there: Callable[[], object], what: str) -> None:
 
 
 def main() -> None:
-    """Place six orders, pay two of them, and see what becomes of all."""
+    """Start all servers and the worker, then run the demonstration."""
     mail_server = ThreadingHTTPServer(("127.0.0.1", 0), MailServer)
     threading.Thread(target=mail_server.serve_forever, daemon=True).start()
     with ExitStack() as stack:
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def tell(shop: httpx.Client) -> None:
-    """Tell the story of six orders and a report."""
+    """Place six orders, pay two, wait until the others are closed, and print the result."""
     shop.get("/orders/0")  # returns once the web server is up
     until(lambda: Admin().workers(), "the worker")
     orders = [

@@ -1,4 +1,4 @@
-"""The shop over HTTP. A message goes into the transaction of its order, so that neither is there without the other."""
+"""The web application of the shop. It publishes each message in the transaction of the order, so both commit together."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +14,7 @@ from shop.settings import PAY_WITHIN
 
 @asynccontextmanager
 async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-    """Open the database as long as the server runs."""
+    """Keep the database open while the server runs."""
     engine = open_database()
     yield
     engine.dispose()
@@ -24,7 +24,7 @@ app = FastAPI(title="Shop", lifespan=lifespan)
 
 
 class NewOrder(BaseModel):
-    """A customer's wish."""
+    """The body of a request to place an order."""
 
     email: str
     cents: int
@@ -32,7 +32,7 @@ class NewOrder(BaseModel):
 
 @app.post("/orders", status_code=201)
 def place(new: NewOrder) -> dict[str, int]:
-    """Place an order: it is closed later unless it is paid, and the customer gets a mail."""
+    """Place an order, and publish two messages: a mail to the customer, and a delayed job that closes an unpaid order."""
     with Session.begin() as session:
         order = Order(email=new.email, cents=new.cents)
         session.add(order)
@@ -44,7 +44,7 @@ def place(new: NewOrder) -> dict[str, int]:
 
 @app.get("/orders/{number}")
 def show(number: int) -> dict[str, str]:
-    """Tell how an order stands."""
+    """Return the state of an order."""
     with Session() as session:
         order = session.get(Order, number)
         if order is None:
@@ -54,7 +54,7 @@ def show(number: int) -> dict[str, str]:
 
 @app.post("/orders/{number}/payment")
 def pay(number: int) -> dict[str, str]:
-    """Take the payment of an order that is not closed."""
+    """Mark an order as paid, unless it is closed."""
     with Session.begin() as session:
         order = session.get(Order, number, with_for_update=True)
         if order is None:
@@ -63,6 +63,6 @@ def pay(number: int) -> dict[str, str]:
             raise HTTPException(409, f"the order is {order.state}")
         order.state = "paid"
         MAILS.publish_in(session, Mail(order.email, f"Order {number}", "It is paid and on its way."))
-    with suppress(ReliqError):  # it only spares a job: one that runs all the same finds the order paid
+    with suppress(ReliqError):  # the cancel is optional: if the job runs, it finds that the order is paid
         CLOSING.cancel(closing_id(number))
     return {"state": "paid"}

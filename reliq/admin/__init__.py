@@ -1,4 +1,4 @@
-"""All that a person on call sees and does: every command of the terminal is a method of `Admin` first."""
+"""Operators' tools: every command of the terminal is a method of `Admin`."""
 
 from typing import TYPE_CHECKING
 
@@ -8,9 +8,11 @@ if TYPE_CHECKING:
     from reliq.admin.acl import AclRule as AclRule
     from reliq.admin.admin import Admin as Admin, ReadOnlyAdmin as ReadOnlyAdmin
     from reliq.admin.aio import AsyncAdmin as AsyncAdmin
+    from reliq.admin.bulk import FilePublished as FilePublished
     from reliq.admin.check import CheckReport as CheckReport, Fault as Fault
     from reliq.admin.doctor import Finding as Finding
     from reliq.admin.filters import Filter as Filter
+    from reliq.admin.keys import SharedLimit as SharedLimit
     from reliq.admin.messages import (
         DeadGroup as DeadGroup,
         DeadGroups as DeadGroups,
@@ -19,10 +21,7 @@ if TYPE_CHECKING:
         MessagePage as MessagePage,
         Tally as Tally,
     )
-    from reliq.admin.publish import FilePublished as FilePublished
-    from reliq.admin.queues import Overview as Overview
-    from reliq.admin.rates import MinuteStats as MinuteStats
-    from reliq.admin.shards import ShardsView as ShardsView
+    from reliq.admin.queues import MinuteStats as MinuteStats, Overview as Overview, ShardsView as ShardsView
     from reliq.admin.show import MessageView as MessageView
     from reliq.admin.watch import Failure as Failure, QueueSample as QueueSample, Watcher as Watcher
     from reliq.admin.workers import Running as Running, WorkerView as WorkerView
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from reliq.redis.shards import ShardMap as ShardMap
     from reliq.wire_format import FailureNote as FailureNote
 
-if not TYPE_CHECKING:  # a type checker sees every name above, and that there is no other
+if not TYPE_CHECKING:  # type checkers see only the names imported above, so they reject any other name
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
@@ -48,10 +47,10 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.check": "CheckReport Fault",
             "reliq.admin.doctor": "Finding",
             "reliq.admin.filters": "Filter",
+            "reliq.admin.keys": "SharedLimit",
             "reliq.admin.messages": "DeadGroup DeadGroups Entry MessageEvent MessagePage Tally",
-            "reliq.admin.publish": "FilePublished",
-            "reliq.admin.queues": "Overview",
-            "reliq.admin.rates": "MinuteStats",
+            "reliq.admin.bulk": "FilePublished",
+            "reliq.admin.queues": "MinuteStats Overview ShardsView",
             "reliq.admin.watch": "Failure QueueSample Watcher",
             "reliq.metrics.crons": "CronState",
             "reliq.metrics.snapshot": "QueueSnapshot Rates",
@@ -59,7 +58,6 @@ if not TYPE_CHECKING:  # a type checker sees every name above, and that there is
             "reliq.admin.workers": "Running WorkerView",
             "reliq.lua.transitions": "KeyQueue KeyQueues",
             "reliq.redis.commands": "HandlerStack RunningJob StackReport Worker",
-            "reliq.admin.shards": "ShardsView",
             "reliq.redis.shards": "ShardMap",
             "reliq.wire_format": "FailureNote",
         },

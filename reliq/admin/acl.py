@@ -1,8 +1,8 @@
 """
-The least Redis ACL rule for each role, and the script that checks whether a user has the rights of a role.
+The smallest Redis ACL rule for each role, and a check that a user has the rights of a role.
 
-From Redis 7.0 on, selectors bind each command to the keys it runs on: a producer may SET a body and GET a marker, and
-cannot GET a body. Redis 6.2 has no selectors: there a user may run each of its commands on each of its keys.
+Redis 7.0 has selectors, which limit each command to some keys: a producer may SET a body and GET a marker, but cannot
+GET a body. Redis 6.2 has no selectors, so a user may run each permitted command on each permitted key.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from reliq.admin import calls
 from reliq.admin.calls import TYPES
+from reliq.admin.filters import ROLES, Role
 from reliq.admin.session import AdminBase
-from reliq.admin.words import ROLES, Role
 from reliq.errors import ConfigurationError
-from reliq.keys import QUEUES_KEY, WORKERS_KEY, pattern, stack_request_key, stacks_key, worker_key
+from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, limit_key, pattern, stack_request_key, stacks_key, worker_key
 from reliq.lua import Script, script, script_names
-from reliq.redis.commands import Call, read_ids
+from reliq.redis.commands import Call, Command, read_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from reliq.keys import Keys
-
 
 WORKER_KEY, REQUEST_KEY, STACKS_KEY = worker_key("*"), stack_request_key("*"), stacks_key("*")
-#: Keys of a queue that exist once for each message, call, message key or fault.
-FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside"})
-#: Scripts of this package; all others are transitions.
+#: The Redis keys of the limits that queues share.
+LIMIT_KEY = limit_key("*")
+#: Names in `Keys` that each stand for many Redis keys. For example, each message of a queue has its own key `msg`.
+FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside", "result"})
+#: The names in `SCRIPTS` whose scripts are in this package; all other scripts are in reliq.lua.
 CHECKS = frozenset({"check", "check_keys"})
 
 _RESHARD = "arrive ask cancel depart leave remap"
-#: The scripts of each role. Their headers name the commands that they run, and on which keys.
+#: The scripts that each role runs. The header of a script names its Redis commands and their keys.
 SCRIPTS: dict[Role, str] = {
-    "producer": "ask publish",
+    "producer": "ask plan plan_due publish replace",
     "consumer": (
-        f"{_RESHARD} ack bodies claim collect counts extend held_up key_queues limit nack promote reclaim register "
-        "release snooze tick tidy"
+        f"{_RESHARD} ack bodies book checkpoint claim collect counts extend held_up key_queues limit nack plan plan_due plan_tick promote "
+        "reclaim register release snooze status succeed tick tidy"
     ),
     "operator": (
-        f"{_RESHARD} check check_keys counts forget held_up key_queues limit publish purge redrive reschedule sleep tick"
+        f"{_RESHARD} check check_keys counts forget key_queues limit plan plan_due publish purge redrive "
+        "reschedule sleep status tick"
     ),
     "exporter": "counts held_up key_queues",
 }
-#: Each key of a queue, but its lanes, with its type.
+#: The Redis keys of a queue with their types, without the call sequences (`lane`).
 _QUEUE = TYPES | {
     **dict.fromkeys(("asleep", "held", "rates", "ring"), "zset"),
     **dict.fromkeys(("ends", "history"), "stream"),
-    **dict.fromkeys(("dedup", "msg"), "string"),
+    **dict.fromkeys(("dedup", "msg", "result"), "string"),
     "limits": "hash",
     "line": "list",
 }
@@ -61,12 +61,12 @@ _READS = (
     "SISMEMBER SMISMEMBER SSCAN STRLEN TYPE XLEN XRANGE XREVRANGE ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE "
     "ZRANK ZREVRANGE ZSCAN ZSCORE"
 )
-#: The first letter of a command -> the type of its keys; other commands are for keys of any type.
+#: The type of the keys that a command accepts, by the first letter of the command. Other commands accept any type.
 _OF_TYPE = {"G": "string", "M": "string", "H": "hash", "L": "list", "S": "set", "X": "stream", "Z": "zset"}
 
 
 def _reads(commands: str) -> list[tuple[str, str]]:
-    """Return reads of a queue as rows of `ALONE`, each command with the keys of its type."""
+    """Return each command with the names of the Redis keys of the type that the command reads."""
     rows = []
     for command in commands.split():
         wanted = "string" if command == "STRLEN" else _OF_TYPE.get(command[0])
@@ -74,9 +74,9 @@ def _reads(commands: str) -> list[tuple[str, str]]:
     return rows
 
 
-#: The commands that each role runs outside scripts, and the keys of each: names in `Keys`, or patterns of whole keys.
+#: The commands that each role runs outside scripts, with their Redis keys: as names in `Keys`, or as full patterns.
 ALONE: dict[Role, list[tuple[str, str]]] = {
-    "producer": [("GETRANGE", "epoch map"), ("HSET", QUEUES_KEY)],
+    "producer": [("GETRANGE", "epoch map"), ("HGET", "plans"), ("HSET", QUEUES_KEY)],
     "consumer": [
         ("INFO SCAN WAIT", ""),
         ("HLEN HSCAN HSET", QUEUES_KEY),
@@ -89,10 +89,8 @@ ALONE: dict[Role, list[tuple[str, str]]] = {
         ("HSET", "minutes"),
         ("DEL SET", "dedup"),
         ("DEL", "watch"),
-        *_reads(
-            "GETRANGE HGET HGETALL HLEN HMGET HSCAN LINDEX LRANGE MGET PTTL SRANDMEMBER SSCAN STRLEN XRANGE XREVRANGE"
-        ),
-        *_reads("ZCARD ZCOUNT ZRANDMEMBER ZRANGE ZSCAN"),
+        *_reads("GETRANGE HGET HGETALL HLEN HMGET HSCAN LINDEX LRANGE MGET PTTL SRANDMEMBER SSCAN STRLEN XRANGE"),
+        *_reads("ZCARD ZCOUNT ZMSCORE ZRANDMEMBER ZRANGE ZSCAN"),
     ],
     "operator": [
         ("INFO SCAN WAIT", ""),
@@ -106,6 +104,7 @@ ALONE: dict[Role, list[tuple[str, str]]] = {
         ("HDEL HSET", "cron"),
         ("ZREM", "asleep"),
         ("XDEL", "dead"),
+        ("HMGET", LIMIT_KEY),
         ("RENAMENX", f"{' '.join(TYPES)} aside"),
         *_reads(_READS),
     ],
@@ -122,14 +121,14 @@ ALONE: dict[Role, list[tuple[str, str]]] = {
     ],
 }
 
-#: The end of a hash tag that names a shard; no name of a queue ends so.
+#: Matches the shard number at the end of a hash tag. The name of a queue cannot end like this.
 _OF_SHARD = re.compile(r"#\d+\.\d+}")
-#: No rule can hold these: there any character may stand.
+#: Characters that ACL rules cannot contain. `_patterns` replaces them by `?`, which matches any character.
 _QUOTED = re.compile("[ \"']")
 
 
 def rights(role: Role) -> dict[str, set[str]]:
-    """Return each command that a role runs with the names of its keys; "" stands for a command without a key."""
+    """Return the Redis commands of a role, each with the names of its keys ("" for no key)."""
     if role == "viewer":
         allowed = {*_READS.split(), "INFO", "SCAN", "TIME"}
         return {command: names for command, names in rights("operator").items() if command in allowed}
@@ -139,17 +138,20 @@ def rights(role: Role) -> dict[str, set[str]]:
             found[command] |= {*names.split()} or {""}
     for name in SCRIPTS[role].split():
         for command, key in script(name, *([__package__] if name in CHECKS else [])).uses:
-            found[command].add(key)
+            found[command].add(LIMIT_KEY if key == "shared" else key)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class AclRule:
     """
-    The rules of one Redis user, as ACL SETUSER takes them.
+    The rules of one Redis user, in the form of ACL SETUSER.
 
     Attributes:
-        rules: in their order; they leave the user's passwords, and whether it is on, as they are.
+        user: name of the Redis user.
+        roles: roles that the rules permit.
+        rules: arguments of ACL SETUSER in their order. They change neither the passwords of the user nor its on or off
+            state.
     """
 
     user: str
@@ -161,7 +163,7 @@ class AclRule:
 
 
 def check_roles(roles: Sequence[str]) -> list[Role]:
-    """Return the roles named; raise ConfigurationError for a name that is not in `ROLES`."""
+    """Return the named roles; raise ConfigurationError for a name that is not in `ROLES`."""
     if unknown := sorted(set(roles) - set(ROLES)):
         raise ConfigurationError(f"a role must be one of {', '.join(ROLES)}, not {', '.join(unknown)}")
     return [role for role in ROLES if role in roles]
@@ -178,14 +180,16 @@ def acl_rule(
     without_eval: bool = False,
 ) -> AclRule:
     """
-    Return the least rule for a user with `roles` on `queues`.
+    Return the smallest rule for a user with `roles` on `queues`.
 
     Args:
-        user: its name, by default reliq-ROLE.
-        selectors: whether the server is 7.0 or newer.
-        select: whether its URL names another database than 0.
-        in_cluster: whether it is for the nodes of a Cluster, where a connection reads which node has which slot.
-        without_eval: whether the user may run only loaded scripts (`Admin.load_scripts`).
+        roles: any of `producer`, `consumer`, `operator`, `viewer` and `exporter`.
+        queues: the Redis keys of each queue.
+        user: name of the Redis user, by default reliq-ROLE.
+        selectors: whether the server has selectors (Redis 7.0 or newer).
+        select: whether the user's URL names a database other than 0.
+        in_cluster: whether the rule is for a Cluster, where clients also read which node has which slot.
+        without_eval: whether the user may run only scripts that `Admin.load_scripts` has loaded.
 
     Raises:
         ConfigurationError: `roles` or `queues` is empty, or a role is not in `ROLES`.
@@ -195,26 +199,27 @@ def acl_rule(
         raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")
     if not queues:
         raise ConfigurationError("an ACL rule needs at least one queue: name it with --queue")
-    # Shard 1 stands for all other shards.
+    # `_patterns` replaces the shard number 1 by `*`, so the keys of shard 1 cover all shards except 0.
     queues = [*queues, *(queue.of_shard(1) for queue in queues if not queue.bare)]
     scripts = ["EVALSHA"] if without_eval else ["EVAL", "EVALSHA"]
     allowed = defaultdict[str, set[str]](set)
     for role in known:
         needed = rights(role)
-        of_queue = {name for names in needed.values() for name in names if ":" not in name}
+        of_queue = {name for names in needed.values() for name in names if ":" not in name or name == LIMIT_KEY}
         for command, names in (needed | dict.fromkeys(scripts, of_queue)).items():
-            access = "%W" if (role, command) == ("producer", "SET") else ""  # SET with GET would return a body
+            # allow SET only to write the key, because SET with the option GET would return the old body
+            access = "%W" if (role, command) == ("producer", "SET") else ""
             allowed[command] |= _patterns(names, queues, access)
     alone = {command for command, patterns in allowed.items() if not patterns}
     alone |= {"SELECT"} if select else set()
     alone |= {"ASKING", "CLUSTER|INFO", "CLUSTER|SLOTS", "PING"} if in_cluster else set()
-    alone |= {"PING"} if "consumer" in known else set()  # a waiting connection checks first whether the server answers
+    alone |= {"PING"} if "consumer" in known else set()  # a waiting consumer sends PING to check the server
     user = user or "reliq-" + "-".join(known)
     if not selectors:
         every_key = {key.removeprefix("%W") for patterns in allowed.values() for key in patterns}
         rules = [*_words(alone.union(allowed)), *sorted(every_key)]
         return AclRule(user, tuple(known), ("resetkeys", "resetchannels", "-@all", *rules))
-    # Redis searches one selector for all keys of a command: each command is in one selector.
+    # Redis permits a command only if one selector allows the command with all its keys: use one selector per command.
     together = defaultdict[tuple[str, ...], list[str]](list)
     for command in sorted(allowed.keys() - alone):
         together[tuple(sorted(allowed[command]))].append(command)
@@ -228,7 +233,7 @@ def _words(commands: Iterable[str]) -> list[str]:
 
 
 def _patterns(names: Iterable[str], queues: Sequence[Keys], access: str) -> set[str]:
-    """Return the ACL patterns of keys, in every queue."""
+    """Return the ACL patterns of the Redis keys called `names`, for all `queues`."""
     patterns = set()
     for name in names:
         for queue in queues if name else ():
@@ -238,13 +243,14 @@ def _patterns(names: Iterable[str], queues: Sequence[Keys], access: str) -> set[
 
 
 def key_of(keys: Keys, name: str) -> str:
-    """Return a key of a queue by its name in `ALONE`; the beginning of the key, where a queue has several."""
+    """Return the Redis key for a name in `ALONE`; for a name in `FAMILIES`, the prefix of its keys."""
     if name == "aside":
         return keys.aside("", 0).removesuffix("0:")
     return str(getattr(keys, name)("") if name in FAMILIES else getattr(keys, name))
 
 
-#: From 7.0 on, a script may ask which commands its user may run. ARGV: a command and its key, or no key, by turns.
+#: A script for Redis 7.0 or newer. It returns the commands that its user may not run. ARGV contains pairs of a command
+#: and its key; the key is empty for a command without a key.
 _TEXT = """\
 local denied = {}
 for i = 1, #ARGV, 2 do
@@ -259,7 +265,7 @@ QUESTION = Script("may", "", (), (), (), (), frozenset(), _TEXT, _DIGEST)
 
 
 def denied_commands(role: Role, keys: Keys) -> Call[list[str]]:
-    """Return the commands of a role that this user may not run on the keys of a queue."""
+    """Return the commands of a role that the current user may not run on the keys of a queue."""
     pairs = [
         (command, name.replace("*", "x") if ":" in name else name and key_of(keys, name))
         for command, names in rights(role).items()
@@ -269,25 +275,25 @@ def denied_commands(role: Role, keys: Keys) -> Call[list[str]]:
 
 
 class AclActions(AdminBase):
-    """The rights of Redis users, and the scripts that they may run."""
+    """The rights of Redis users, and loading scripts for users without EVAL."""
 
     def acl(
         self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
     ) -> AclRule:
         """
-        Return the least ACL rule for a user with `roles` on `queues`, in the form that this server takes.
+        Return the smallest ACL rule for a user with `roles` on `queues`, for this server.
 
         Args:
-            roles: of `producer`, `consumer`, `operator`, `viewer`, `exporter`.
-            user: its name, by default reliq-ROLE.
-            without_eval: whether it may run only the scripts that `load_scripts` has loaded.
+            roles: any of `producer`, `consumer`, `operator`, `viewer` and `exporter`.
+            user: name of the Redis user, by default reliq-ROLE.
+            without_eval: whether the user may run only scripts that `load_scripts` has loaded.
         """
-        address = self._redis.connection.address
+        address = self._connection.address
         return acl_rule(
             roles,
             [self.redis_keys(queue) for queue in queues],
             user=user,
-            selectors=not self._redis.session().version().is_before((7, 0)),
+            selectors=not self._session().version().is_before((7, 0)),
             select=address.database != 0,
             in_cluster=address.is_cluster,
             without_eval=without_eval,
@@ -295,13 +301,13 @@ class AclActions(AdminBase):
 
     def load_scripts(self) -> list[str]:
         """
-        Load the scripts of this version, for users without EVAL; return their names.
+        Load the scripts of this reliq version, for users without EVAL; return their names.
 
-        Redis forgets them when it restarts, and a promoted replica may not have them; in a Cluster every node and every
-        replica gets them.
+        Load the scripts again after Redis restarts, or after a failover to a replica that lacks them. In a Cluster,
+        each primary and each replica loads them.
         """
         scripts = [*map(script, script_names()), *(script(name, __package__) for name in sorted(CHECKS)), QUESTION]
-        for server in self._redis.session().each(replicas=True).values():
+        for server in self._session().each(replicas=True).values():
             for each in scripts:
-                server.run(calls.load_script(each))
+                server.run(Command(("SCRIPT", "LOAD", each.text), bytes.decode))
         return list(dict.fromkeys(each.name for each in scripts))

@@ -1,4 +1,4 @@
-"""`ReadOnlyAdmin` shows the queues of one Redis to an operator; `Admin` changes them too."""
+"""`ReadOnlyAdmin` reads the queues of one Redis for an operator; `Admin` also changes them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from reliq.admin.crons import CronActions, CronReads
 from reliq.admin.doctor import DoctorReads
 from reliq.admin.keys import KeyActions, KeyReads
 from reliq.admin.messages import MessageReads
-from reliq.admin.publish import PublishActions
 from reliq.admin.queues import QueueActions, QueueReads
-from reliq.admin.shards import ShardActions
 from reliq.admin.show import ShowReads
 from reliq.admin.watch import HistoryReads
 from reliq.admin.workers import WorkerActions, WorkerReads
@@ -19,36 +17,29 @@ from reliq.admin.workers import WorkerActions, WorkerReads
 
 class ReadOnlyAdmin(QueueReads, HistoryReads, MessageReads, ShowReads, KeyReads, CronReads, WorkerReads, DoctorReads):
     """
-    An operator's view of the queues of one Redis, which changes nothing there.
+    An operator's view of the queues of one Redis, without the methods that change them.
 
-    A method that takes a queue raises ConfigurationError when there is no such queue, and for an argument that is not
-    allowed. Any method raises RedisUnavailableError or RedisRefusedError. Threads may share it.
+    A method with a queue argument raises ConfigurationError for an unknown queue or an argument that is not allowed.
+    Every method raises RedisUnavailableError if Redis does not answer, and RedisRefusedError if Redis refuses a
+    command. Threads may share an instance.
 
     Args:
         url: a Redis URL or a redis-py client; None for RELIQ_URL.
-        layout: how the keys of its queues are spelled.
-        shard: look at this shard of a sharded queue alone; by default at all of them as one queue.
+        layout: how the Redis keys of the queues are spelled.
+        shard: number of the only shard to read; None for all shards of a queue together.
 
     Raises:
-        ConfigurationError: no Redis is named, or reliq cannot use it.
+        ConfigurationError: no Redis URL is set, or reliq cannot use this Redis.
     """
 
 
 class Admin(
-    ReadOnlyAdmin,
-    QueueActions,
-    MessageActions,
-    KeyActions,
-    CronActions,
-    WorkerActions,
-    AclActions,
-    ShardActions,
-    PublishActions,
-    CheckActions,
+    ReadOnlyAdmin, QueueActions, MessageActions, KeyActions, CronActions, WorkerActions, AclActions, CheckActions
 ):
     """
-    An operator's view of the queues of one Redis, and every change of them.
+    An operator's view of the queues of one Redis, with the methods that change them.
 
-    A bulk method works in bounded steps while the queue is in use, and calls `on_step` after each with how many ids the
-    step looked at, and the sum so far. When it is cut off, nothing is lost; called again, it goes on with the rest.
+    A bulk method works in bounded steps while the queue is in use. After each step, it calls `on_step` with the number
+    of ids that the step read, and the sum so far. An interrupted bulk method loses no message; call it again to
+    process the remaining messages.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: The parameters through which a method that works in steps reports its progress.
+#: Names of the callback parameters to which bulk methods report their progress.
 PROGRESS = ("on_step", "progress")
 _END = object()
 
@@ -69,19 +69,19 @@ def _each(
 
 class AsyncAdmin:
     """
-    `Admin` for async code: the same methods as coroutines, each run by `asyncio.to_thread`; there is no `watch`.
+    `Admin` for async code: its methods, except `watch`, as coroutines that run in threads.
 
-    A task that is cancelled ends a bulk method between two of its steps, and waits for that: nothing is lost, and the same
-    call goes on with the rest. Any other call runs to its end in its thread. `on_step` and its like are called on the
-    event loop.
+    If you cancel the task of a bulk method, the task ends when the method has finished its current step. No message is
+    lost, and you can repeat the call to process the remaining messages. If you cancel the task of another method, the
+    method still runs to its end in its thread. Callbacks such as `on_step` are called on the event loop.
 
     Args:
         url: a Redis URL or a redis-py client; None for RELIQ_URL.
-        layout: how the keys of its queues are spelled.
-        shard: look at this shard of a sharded queue alone; by default at all of them as one queue.
+        layout: how the Redis keys of the queues are spelled.
+        shard: number of the only shard to read and change; None for all shards of a queue together.
 
     Raises:
-        ConfigurationError: no Redis is named, or reliq cannot use it.
+        ConfigurationError: no Redis URL is set, or reliq cannot use this Redis.
     """
 
     def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ, shard: int | None = None) -> None:
@@ -89,11 +89,11 @@ class AsyncAdmin:
 
     @property
     def place(self) -> str:
-        """The URL without its password, or the kind of client."""
+        """The URL without its password, or the class of the redis-py client."""
         return self._admin.place
 
     async def aclose(self) -> None:
-        """Close the connections; the next call opens them again. Await or cancel your calls before."""
+        """Close the connections; the next call opens new ones. Await or cancel running calls first."""
         await asyncio.to_thread(self._admin.close)
 
     check = _twin(Admin.check)
@@ -106,6 +106,7 @@ class AsyncAdmin:
     histories = _twin(Admin.histories)
     limits = _twin(Admin.limits)
     set_limits = _twin(Admin.set_limits)
+    shared_limits = _twin(Admin.shared_limits)
     keys = _twin(Admin.keys)
     key = _twin(Admin.key)
     each_key = _each(Admin.each_key)
@@ -119,6 +120,10 @@ class AsyncAdmin:
     pause_cron = _twin(Admin.pause_cron)
     resume_cron = _twin(Admin.resume_cron)
     delete_cron = _twin(Admin.delete_cron)
+    schedules = _twin(Admin.schedules)
+    pause_schedule = _twin(Admin.pause_schedule)
+    resume_schedule = _twin(Admin.resume_schedule)
+    delete_schedule = _twin(Admin.delete_schedule)
     workers = _twin(Admin.workers)
     worker = _twin(Admin.worker)
     ask_stacks = _twin(Admin.ask_stacks)

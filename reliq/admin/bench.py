@@ -1,8 +1,8 @@
 """
 Measure how fast reliq publishes, drains and picks up messages on a Redis.
 
-Run as a module, this file is a worker process of the benchmark. It ends when its standard input ends, which also happens when
-the benchmark is killed.
+`python -m reliq.admin.bench` runs a worker process of the benchmark. The process ends when its standard input is
+closed, so it also ends if the benchmark is killed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from reliq.errors import ConfigurationError, ReliqError
 from reliq.keys import new_id, pattern
 from reliq.queue import Queue
 from reliq.redis import commands
+from reliq.redis.commands import Command
 from reliq.redis.server import URL_VARIABLE, Connection
 from reliq.redis.session import Session
 from reliq.settings import WorkerSettings
@@ -32,13 +33,13 @@ from reliq.supervisor.status import spare_the_collector
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: About 100 bytes as JSON. A pickup sets `sent` to the time of the publish.
+#: The body of a message, about 100 bytes as JSON. To measure the pickup time, `sent` is set to the time of the publish.
 BODY: dict[str, Any] = {"sent": 0.0, "text": "x" * 80}
 BYTES_PER_MESSAGE = 700
-#: The clock of a drain starts when this share of the messages is left: by then every process runs handlers.
+#: The measurement of a drain starts when this share of the messages is left. By then, all processes run handlers.
 TIMED_SHARE = 0.9
 PICKUPS = 100
-#: Pickups that are not counted: the worker and this process open connections meanwhile.
+#: Number of pickups before the measurement starts; they open the connections of the worker and of this process.
 WARM_UP = 5
 PICKUP_PAUSE_SECONDS = 0.03
 POLL_SECONDS = 0.02
@@ -46,10 +47,10 @@ POLL_SECONDS = 0.02
 
 def server_in_use(url: str, messages: int) -> tuple[str, int]:
     """
-    Return the version of a Redis and how many keys it holds.
+    Return the version of a Redis server and its number of keys.
 
     Raises:
-        ConfigurationError: its `maxmemory` leaves no room for the benchmark.
+        ConfigurationError: the server's `maxmemory` leaves no room for the benchmark.
     """
     needed = messages * BYTES_PER_MESSAGE >> 20
     version, keys = "", 0
@@ -69,9 +70,9 @@ def server_in_use(url: str, messages: int) -> tuple[str, int]:
 
 def measure(url: str, messages: int) -> dict[str, float]:
     """
-    Measure publish, drain and pickup in a new queue; return each figure by its name and unit.
+    Measure publish, drain and pickup in a new queue; return each result by its name and unit.
 
-    The keys of the queue are deleted at the end, also after an error or an exception of a signal handler.
+    The keys of the queue are deleted at the end, also after an error or Ctrl-C.
 
     Raises:
         ReliqError: a worker process ended early, or Redis did not answer.
@@ -93,7 +94,7 @@ def measure(url: str, messages: int) -> dict[str, float]:
             with _workers(url, queue.name, processes) as workers:
                 queue.resume()
                 began, timed = time.perf_counter(), messages
-                if left := _wait(queue, workers, int(messages * TIMED_SHARE)):  # a small queue may be empty already
+                if left := _wait(queue, workers, int(messages * TIMED_SHARE)):  # if 0 are left, time the whole drain
                     began, timed = time.perf_counter(), left
                 _wait(queue, workers, 0)
                 figures[f"{name}, messages/s"] = timed / (time.perf_counter() - began)
@@ -114,11 +115,11 @@ def measure(url: str, messages: int) -> dict[str, float]:
 
 @contextmanager
 def _workers(url: str, queue: str, number: int) -> Iterator[list[Popen[str]]]:
-    """Run worker processes within the block, which begins when all are ready."""
+    """Run worker processes during a `with` block; the block starts when all processes are ready."""
     command, environment = command_of("reliq.admin.bench")
     environment[URL_VARIABLE] = url
     start = partial(Popen, [*command, queue], env=environment, stdin=PIPE, stdout=PIPE, text=True, process_group=0)
-    with ExitStack() as stack:  # each process ends when its standard input is closed; Ctrl-C does not reach it
+    with ExitStack() as stack:  # each process ends when its standard input is closed; it does not receive Ctrl-C
         workers: list[Popen[str]] = [stack.enter_context(start()) for _ in range(number)]
         for worker in workers:
             _line_of(worker)
@@ -126,7 +127,6 @@ def _workers(url: str, queue: str, number: int) -> Iterator[list[Popen[str]]]:
 
 
 def _line_of(worker: Popen[str]) -> str:
-    """Return the next line that a worker process prints."""
     line = worker.stdout.readline() if worker.stdout else ""
     if not line:
         raise ReliqError(f"a worker process of the benchmark ended with exit code {worker.wait()}")
@@ -134,7 +134,7 @@ def _line_of(worker: Popen[str]) -> str:
 
 
 def _wait(queue: Queue[Any], workers: list[Popen[str]], left: int) -> int:
-    """Wait until at most `left` messages are alive; return how many are."""
+    """Wait until at most `left` messages of the queue are alive; return the number of living messages."""
     while (alive := queue.counts().alive) > left:
         for worker in workers:
             if worker.poll() is not None:
@@ -144,13 +144,13 @@ def _wait(queue: Queue[Any], workers: list[Popen[str]], left: int) -> int:
 
 
 def _delete(url: str, queue: Queue[Any]) -> None:
-    """Delete every key of the queue, its entry in the registry, and the records of its workers: one may have been killed."""
+    """Delete the queue's keys and registry entry, and the records of killed workers."""
     session = Session(Connection.to(url).wire())
     keys = pattern(queue.keys.ready.removesuffix("ready")) + "*"
     for server in session.each().values():
         for batch in server.scan(partial(calls.keys_scanned, keys, count=1000)):
             if batch:
-                server.run(calls.delete_keys(batch))
+                server.run(Command(("UNLINK", *batch), int))
     for worker in workers_alive(session):
         if queue.name in worker.queues:
             session.run_all(commands.remove_worker(worker.id))
@@ -158,7 +158,7 @@ def _delete(url: str, queue: Queue[Any]) -> None:
 
 
 def main(name: str) -> None:
-    """Handle the messages of a queue until the input ends; print the seconds between publish and start of a pickup."""
+    """Handle messages of a queue until standard input ends; print the pickup times in seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     queue: Queue[dict[str, Any]] = Queue(name)
     consumer = Consumer()
@@ -169,7 +169,7 @@ def main(name: str) -> None:
             os.write(1, b"%f\n" % (time.time() - body["sent"]))
 
     spare_the_collector()
-    consumer.start(WorkerSettings(allow_eviction=True))  # the benchmark has checked that there is room
+    consumer.start(WorkerSettings(allow_eviction=True))  # the benchmark has checked that Redis will not evict messages
     os.write(1, b"ready\n")
     sys.stdin.read()
     consumer.stop(1.0)

@@ -1,32 +1,36 @@
 """
-Many messages deleted, cancelled, moved or redriven, in bounded steps.
+Publish the lines of a file; delete, cancel, move or redrive many messages, in bounded steps.
 
-From pending and garbage a message is taken by its id. From a list only the oldest can be taken: to find a message in the
-middle, Redis would have to search the whole list in a single command. Such a message is cancelled: its body is deleted
-immediately, and the worker that meets its id drops it. Each message is counted once: as purged when it was taken out,
-as cancelled when it is dropped.
+A message in pending or garbage is removed by its id. From a list, only the oldest messages can be removed: to find a
+message in the middle, Redis would have to search the whole list in a single command. A message in the middle is
+cancelled instead: its body is deleted immediately, and its id is dropped when a worker claims it. A message counts as
+purged when its id is removed or dropped. A running message ends as cancelled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Unpack, cast
+
+import msgspec
 
 from reliq.admin import calls
 from reliq.admin.calls import KeyQueueState, is_list, place_of
-from reliq.admin.filters import EVERYTHING, ignore
-from reliq.admin.messages import MessageReads, StatePart, Tally, each, message_entries, parts_of
-from reliq.admin.words import CANCELLABLE, MOVABLE, PURGEABLE
+from reliq.admin.filters import CANCELLABLE, EVERYTHING, PURGEABLE, Filter, ignore
+from reliq.admin.messages import Entry, MessageReads, OnStep, StatePart, Tally, each, message_entries, parts_of
+from reliq.admin.session import QueueSession, UnknownQueueError
 from reliq.codec import Codec
 from reliq.errors import BodyError, ConfigurationError
 from reliq.keys import check_id, first_published
 from reliq.lua import transitions
-from reliq.message import RETRIES_LIMIT, CancelStatus, Copied
+from reliq.message import RETRIES_LIMIT, CancelStatus, Copied, DeadLetter, OutgoingMessage
 from reliq.publish import Writer
-from reliq.queue import rescheduling, tombstone_ms
+from reliq.queue import Queue, rescheduling, tombstone_ms
 from reliq.redis import commands
 from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
@@ -40,44 +44,159 @@ from reliq.settings import (
     check_int,
     seconds,
 )
-from reliq.text import chunked, chunked_by_size
+from reliq.text import chunked, chunked_by_size, join_first, pluralize
 from reliq.wire_format import open_envelope, read_count
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from reliq.admin.filters import Filter
-    from reliq.admin.messages import Entry, OnStep
-    from reliq.admin.session import QueueSession
-    from reliq.message import DeadLetter, Duration, Header, RescheduleStatus
-    from reliq.queue import Queue
+    from reliq.message import Duration, Header, PublishOptions, Receipt, RescheduleStatus
 
-#: A copy of a message in another queue stays known for this many seconds after its end: within them a redrive or move
-#: that was cut off can be repeated without publishing twice.
+
+#: After a copied message has ended in its new queue, its id stays taken there for this many seconds. During this time,
+#: you can repeat an interrupted redrive or move without publishing a message twice.
 COPY_WINDOW_SECONDS = 7 * DAY_SECONDS
 FASTEST_RATE = 1_000_000
-#: No step of a move reads more bytes of bodies, unless one body alone has more.
+#: A step of a move reads bodies of at most this many bytes in total. A single larger body is a step of its own.
 STEP_BYTES = 8 * MIB
-#: A message that is being moved is due in this many ms or later, so that no worker gets it here and there.
+#: A move first postpones each message to at least this many ms from now. So no worker claims the message while the
+#: move copies it.
 HOLD_MS = 60_000
 
 _DEATH = re.compile(r"\.\d{13,}-\d+$")
 
 
+OnError = Literal["stop", "skip"]
+
+#: Each line is published as a message, and its id stays taken for this many seconds after the message ended. During
+#: this time, publishing the same file again publishes no line twice.
+DEDUP_SECONDS = DAY_SECONDS
+#: One call to Redis contains at most this many bytes of bodies.
+CALL_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class FilePublished:
+    """
+    The result of publishing the lines of a file.
+
+    Attributes:
+        lines: number of lines with a body, that is, lines that are not blank.
+        published: number of lines that this run published.
+        before: number of lines that an earlier run had published.
+        cancelled: number of lines that Redis refused, because their messages were cancelled with a tombstone.
+        malformed: numbers, from 1, of the lines that are not JSON or are too large.
+    """
+
+    lines: int = 0
+    published: int = 0
+    before: int = 0
+    cancelled: int = 0
+    malformed: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the numbers of published, previously published and cancelled lines as a text."""
+        parts = [f"{self.published} published", f"{pluralize(self.before, 'was', 'were')} before"]
+        if self.cancelled:
+            parts.append(f"{pluralize(self.cancelled, 'was', 'were')} cancelled a short while ago")
+        return ", ".join(parts)
+
+
+#: Called after each step, with the number of bytes of the file that the step processed, and the result so far.
+OnLines = Callable[[int, FilePublished], None]
+
+
 class MessageActions(MessageReads):
-    """The methods that change messages, by id or many together."""
+    """The methods that publish and change messages, by id or in bulk."""
+
+    def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
+        """
+        Publish encoded bytes as a body, with the options of `Queue.publish`; return the receipt.
+
+        Raises:
+            BodyError: the body is not JSON, and `raw` is not set.
+            PublishFailed: Redis did not answer or refused.
+        """
+        target = self._publisher(queue)
+        if not raw and not is_json(body):
+            raise BodyError("the body is not JSON; quote it for the shell, or send bytes as they are with --raw")
+        return target.publish(body, **options)
+
+    def publish_lines(
+        self,
+        queue: str,
+        path: Path,
+        *,
+        raw: bool = False,
+        on_error: OnError = "stop",
+        on_step: OnLines = ignore,
+        **options: Unpack[PublishOptions],
+    ) -> FilePublished:
+        """
+        Publish each line of a file; after an interruption, call this again to publish the rest.
+
+        No line is published twice: the message ids are made from the content of the file and the line's number. An id
+        stays taken for `dedup` after its message ended, by default for a day.
+
+        Args:
+            raw: accept lines that are not JSON.
+            on_error: what to do if a line is malformed: `stop` publishes nothing, `skip` publishes the other lines.
+            on_step: called after each step, with the number of bytes of the file that it processed, and the result so
+                far.
+            options: options of `Queue.publish`, for all lines.
+
+        Raises:
+            BodyError: with `stop`, a line is malformed.
+            ConfigurationError: the file cannot be read.
+            PublishFailed: Redis did not answer or refused; call again to publish the rest.
+        """
+        target = self._publisher(queue)
+        if options.get("dedup") is None:
+            options["dedup"] = DEDUP_SECONDS
+        at = 0
+        result = FilePublished()
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()[:20]
+                malformed = tuple(number for number, body, _ in _lines(file, raw=raw) if body is None)
+                if malformed and on_error == "stop":
+                    numbers = join_first([*map(str, malformed)])
+                    subject = f"line {numbers} is" if len(malformed) == 1 else f"lines {numbers} are"
+                    raise BodyError(
+                        f"{path}: {subject} not JSON, or larger than {LARGEST_BODY} bytes; nothing was published. Correct "
+                        "the file, or publish the other lines with --on-error skip"
+                    )
+                good = ((number, body, at) for number, body, at in _lines(file, raw=raw) if body is not None)
+                for chunk in chunked_by_size(good, lambda line: len(line[1]), CALL_BYTES, BATCH_LIMIT):
+                    messages = []
+                    for number, body, _ in chunk:
+                        options["id"] = f"{digest}-{number}"
+                        messages.append(OutgoingMessage(body=body, **options))
+                    sent = target.publish_many(messages)
+                    result = FilePublished(
+                        result.lines + len(chunk),
+                        result.published + sent.published,
+                        result.before + len(sent.duplicates),
+                        result.cancelled + len(sent.tombstoned),
+                    )
+                    on_step(chunk[-1][2] - at, result)
+                    at = chunk[-1][2]
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+        return replace(result, malformed=malformed)
 
     def cancel(self, queue: str, ids: Sequence[str], *, tombstone: Duration | None = None) -> dict[str, CancelStatus]:
         """
-        Cancel messages; return for each `cancelled`, `running` (its handler is notified) or `not_found`.
+        Cancel messages; return the result for each id.
 
-        The id of a `cancelled` message is free at once; with `tombstone` a publish of it is refused for that many
-        seconds. The id of a `running` one stays taken until its end, and for its `dedup` then.
+        Results: `cancelled`; `running` (the handler is notified); `not_found`. With `tombstone`, Redis refuses the id
+        of a `cancelled` message for that many seconds; otherwise, you can publish the id again immediately. The id of a
+        `running` message stays taken until the message has ended and its `dedup` time is over.
         """
-        session = self._redis.queue(queue)
+        session = self._queue(queue)
         for_ms = tombstone_ms(tombstone)
         found: dict[str, CancelStatus] = {check_id(id): "not_found" for id in ids}
-        for at in (0, 1):  # the second home is the shard of the earlier number, while that changes
+        for at in (0, 1):  # while the number of shards changes, a message may be in its old or its new shard
             for some in chunked([id for id, status in found.items() if status == "not_found"], BATCH_LIMIT):
                 homes = [(id, home) for id in some for home in session.homes(id)[at : at + 1]]
                 requests = [transitions.cancel(home.keys, [id], tombstone_ms=for_ms) for id, home in homes]
@@ -86,9 +205,13 @@ class MessageActions(MessageReads):
         return found
 
     def reschedule(self, queue: str, id: str, *, delay: Duration = 0.0, at: datetime | None = None) -> RescheduleStatus:
-        """Give a waiting message another due time: `rescheduled`, or it is `running` or `not_found`."""
+        """
+        Give a waiting message another due time; return `rescheduled`, `running` or `not_found`.
+
+        The due time of a running or unknown message stays unchanged.
+        """
         status: RescheduleStatus = "not_found"
-        for home in self._redis.queue(queue).homes(check_id(id)):
+        for home in self._queue(queue).homes(check_id(id)):
             status = home.run(rescheduling(home.keys, id, delay, at))[0]
             if status != "not_found":
                 break
@@ -103,19 +226,24 @@ class MessageActions(MessageReads):
         tombstone: Duration | None = None,
         on_step: OnStep = ignore,
     ) -> Tally:
-        """Cancel the messages of a state that `where` chooses."""
+        """Cancel the messages of a state that match the filter `where`."""
         for_ms = tombstone_ms(tombstone)
         session, place = self._state(queue, state, where, CANCELLABLE)
 
         def cancel(part: StatePart, ids: list[str]) -> Tally:
             exist = part.queue.run_all([calls.has_value(part.queue.keys, id) for id in ids])
             alive = [id for id, exists in zip(ids, exist, strict=True) if exists]
-            return _cancelled(alive, cancel_ids(part.queue, alive, for_ms), "cancelled")
+            request = transitions.cancel(part.queue.keys, alive, tombstone_ms=for_ms)
+            return _cancelled(alive, part.queue.run(request) if alive else [], "cancelled")
 
         return each(parts_of(session, place, where), Tally("cancelled"), cancel, on_step)
 
     def purge(self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: OnStep = ignore) -> Tally:
-        """Delete the messages of a state that `where` chooses. Dead letters have ended: the account stays as it is."""
+        """
+        Delete the messages of a state that match the filter `where`.
+
+        Deleting dead letters does not change the queue's totals, because these messages have already ended.
+        """
         session, place = self._state(queue, state, where, PURGEABLE)
         delete = _delete_letters if place == "dead" else remove
         return each(parts_of(session, place, where), Tally("deleted"), delete, on_step)
@@ -133,13 +261,13 @@ class MessageActions(MessageReads):
         """
         Move messages of a state to another queue, with ids, due times, retries left and headers.
 
-        Each step puts up to 250 messages off, until a minute from now at the least, publishes them there and deletes them
-        here. Cut off within a step, nothing is lost: the same move within that minute goes on where it ended; later,
-        messages of that one step may run in both queues.
+        Each step postpones up to 250 messages to at least a minute from now, publishes them in the other queue, and
+        deletes them in this queue. If the move is interrupted, no message is lost. Repeat the move within that minute.
+        If you repeat it later, messages of the interrupted step may run in both queues.
         """
         most = None if limit is None else check_int("limit", limit, least=1, most=10**9)
-        session, place = self._state(queue, state, where, MOVABLE)
-        copier = Copier(self._redis.other(queue, to), self._redis.publisher(to))
+        session, place = self._state(queue, state, where, CANCELLABLE)
+        copier = self._copier(queue, to)
         return each(parts_of(session, place, where), Tally("moved"), copier.move, on_step, most)
 
     def redrive(
@@ -157,18 +285,19 @@ class MessageActions(MessageReads):
         """
         Publish dead letters again, oldest first, in their queue or in the queue `to`.
 
-        Cut off at any point, nothing is lost; called again, it goes on with the rest and publishes no letter twice.
+        If the redrive is interrupted, no dead letter is lost. Call it again to publish the rest; no letter is
+        published twice.
 
         Args:
-            limit: the most letters; None for all.
-            rate: the most letters in a second; None for no limit.
-            retries: deliveries after the first; None for the number of the first publication.
-            delay: time until they are due.
+            limit: maximum number of dead letters; None for all.
+            rate: maximum number of dead letters per second; None for no limit.
+            retries: maximum number of deliveries after the first; None for the number set by the original publish.
+            delay: seconds until the messages are due.
         """
         check_redrive(limit=limit, rate=rate, retries=retries, delay=delay)
-        copier = None if to is None else Copier(self._redis.other(queue, to), self._redis.publisher(to))
+        copier = None if to is None else self._copier(queue, to)
         session, place = self._state(queue, "dead", where)
-        target = self._redis.publisher(queue)
+        target = self._publisher(queue)
 
         def publish(part: StatePart, letters: list[DeadLetter]) -> Tally:
             if copier is None:
@@ -179,9 +308,23 @@ class MessageActions(MessageReads):
 
         return each(parts_of(session, place, where), Tally("redriven"), publish, on_step, limit, rate)
 
+    def _copier(self, queue: str, to: str) -> Copier:
+        """
+        Return a `Copier` of messages from `queue` to the queue `to`.
+
+        Raises:
+            ConfigurationError: `to` is the same queue, or an unknown queue.
+        """
+        if to == queue:
+            raise ConfigurationError(f"messages of {queue!r} cannot go to {queue!r} itself; name another queue")
+        try:
+            return Copier(self._queue(to, whole=True), self._publisher(to))
+        except UnknownQueueError as error:
+            raise ConfigurationError(f"{error}; messages go only to a queue that was used before") from None
+
 
 def check_redrive(*, limit: int | None, rate: float | None, retries: int | None, delay: Duration) -> None:
-    """Raise ConfigurationError for an option of a redrive that is not allowed."""
+    """Raise ConfigurationError if an option of a redrive is not allowed."""
     if limit is not None:
         check_int("limit", limit, least=1, most=10**9)
     if rate is not None and not 0 < rate <= FASTEST_RATE:
@@ -191,21 +334,25 @@ def check_redrive(*, limit: int | None, rate: float | None, retries: int | None,
     seconds("delay", delay)
 
 
-def cancel_ids(queue: QueueSession, ids: Sequence[str], for_ms: int | None = None) -> list[CancelStatus]:
-    """Cancel up to 500 messages; return the status of each."""
-    return queue.run(transitions.cancel(queue.keys, ids, tombstone_ms=for_ms)) if ids else []
-
-
 def remove(part: StatePart, ids: list[str], *, free_ids: bool = False) -> Tally:
-    """Delete up to 500 messages of a part, given in their order, wherever they have gone meanwhile."""
+    """
+    Delete up to 500 messages that were read from a state, even if they are in another state now.
+
+    Args:
+        part: the part of the state from which the messages were read.
+        ids: ids of the messages, in the order in which they were read.
+        free_ids: whether the ids can be published again immediately.
+    """
     queue, spot = part.queue, part.spot
     purged = 0
     if spot != "unack":
         line = {"state": "line", "line": spot.key} if isinstance(spot, KeyQueueState) else {"state": spot}
         purged = queue.run(transitions.purge(queue.keys, ids, free_ids=free_ids, **cast("Any", line)))
-    # From a list the first were purged. For a sorted set the answer is a number: a cancel does not find purged ids again.
+    # From a list, `purge` has removed the first `purged` ids: cancel the ids after them. From a sorted set, `purge` may
+    # have removed any of the ids: cancel all ids, because `cancel` ignores removed ids.
     rest = ids[purged:] if is_list(spot) else ids if purged < len(ids) else []
-    after = _cancelled(rest, cancel_ids(queue, rest), "deleted")
+    answers = queue.run(transitions.cancel(queue.keys, rest, kind="purged")) if rest else []
+    after = _cancelled(rest, answers, "deleted")
     done = purged + after.done
     return Tally("deleted", len(ids), done, after.running, gone=len(ids) - done - after.running)
 
@@ -223,13 +370,15 @@ def _cancelled(ids: Sequence[str], answers: list[CancelStatus], verb: str) -> Ta
 
 class Copier:
     """
-    Publishes copies of messages in another queue, then deletes the messages here.
+    Publishes copies of messages in another queue, then deletes the original messages.
 
-    The two queues lie in different slots of a Cluster, so it is two steps. Cut off between them, the message is in both;
-    repeated, the publish answers `duplicate`, and only the delete is left to do.
+    In a Cluster, the queues are in different slots, so one script cannot publish and delete. If the process stops
+    between the two steps, a message is in both queues. A repeated call then only deletes the original, because Redis
+    answers `duplicate` to the publish.
 
     Args:
-        target: the session of the other queue, `to`.
+        target: the session of the other queue.
+        to: the other queue.
     """
 
     def __init__(self, target: QueueSession, to: Queue[bytes]) -> None:
@@ -239,7 +388,7 @@ class Copier:
         run_blocking(to.known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
 
     def copy_letters(self, part: StatePart, letters: list[DeadLetter], retries: int | None, delay: Duration) -> int:
-        """Publish the dead letters that the other queue accepts, and delete them here; return how many."""
+        """Publish dead letters in the other queue, then delete them; return how many were published."""
         orders = dict[str, Copied[bytes]]()
         for letter in letters:
             before = QueueSettings().retries if letter.header.retries is None else letter.header.retries
@@ -260,7 +409,7 @@ class Copier:
         return len(orders)
 
     def move(self, part: StatePart, ids: list[str]) -> Tally:
-        """Move messages of a step."""
+        """Move the messages of one step, except running messages and messages that have ended."""
         met = message_entries(part.queue, place_of(part.spot), ids)
         held = [entry for entry in met if entry.mark == "held"]
         alive = [entry for entry in met if entry.mark not in ("held", "cancelled") and entry.size is not None]
@@ -270,7 +419,7 @@ class Copier:
         return total
 
     def _move(self, part: StatePart, some: list[Entry]) -> Tally:
-        """Put messages off, publish them in the other queue, then delete them here."""
+        """Postpone messages, publish them in the other queue, then delete them in this queue."""
         queue = part.queue
         now_ms = queue.run(commands.server_ms())
         due = {entry.id: round((entry.when or 0) * 1000) for entry in some}
@@ -284,13 +433,17 @@ class Copier:
         postpone(queue, {id: due[id] for id in refused})
         there = [id for id in held if id not in refused]
         if there:
-            remove(part, there, free_ids=True)  # so that they can come back
+            remove(part, there, free_ids=True)  # frees the ids, so that the messages can be moved back
         running = list(answers.values()).count("running")
         gone = len(due) - len(orders) + list(answers.values()).count("not_found")
         return Tally("moved", 0, len(there), running, len(due) - len(there) - running - gone, gone)
 
     def _orders(self, queue: QueueSession, due: Mapping[str, int], now_ms: int) -> dict[str, Copied[bytes]]:
-        """Return each message as it is published there; a message without a body has ended and is left out."""
+        """
+        Return the messages as objects for `publish_many` of the other queue.
+
+        Messages without a body have ended, and are omitted.
+        """
         keys, ids = queue.keys, list(due)
         lefts = queue.run(commands.retries_left(keys, ids))
         values = queue.run_all([calls.value(keys, id) for id in ids])
@@ -313,16 +466,22 @@ class Copier:
         return orders
 
     def _order(self, queue: str, old_id: str, header: Header, **own: Any) -> Copied[bytes]:
-        """Return a message as it is published in the other queue: its effects and follow-ups stay known by the first id."""
-        own |= {"headers": header.headers, "key": header.key, "priority": header.priority, "dedup": COPY_WINDOW_SECONDS}
+        """
+        Return a message as an object for `publish_many` of the other queue.
+
+        The copy stores the queue and id of the first publication, because `Job.once` and follow-up messages use them
+        for deduplication.
+        """
+        own |= {"headers": header.headers, "key": header.key, "priority": header.priority, "cost": header.cost}
+        own["dedup"] = COPY_WINDOW_SECONDS
         *origin, publication_id = first_published(queue, old_id, header)
-        with suppress(ConfigurationError):  # an envelope has no place for the id of a foreign publisher
+        with suppress(ConfigurationError):  # a program in Go may have chosen an id that reliq does not allow
             check_id(origin[1])
             own |= {} if self._to.keys.bare else {"origin": origin, "publication_id": publication_id}
         return Copied(**own)
 
     def _accepts(self, order: Copied[bytes]) -> bool:
-        """Report whether the other queue accepts a message, which a foreign program may have written."""
+        """Return whether the other queue accepts a message; messages of other programs may be invalid."""
         try:
             message = self._writer.special(order)
         except (ConfigurationError, BodyError):
@@ -330,7 +489,7 @@ class Copier:
         return not (message.line and self._to.known_shards.map.served > 1)
 
     def _copies(self, orders: Sequence[Copied[bytes]]) -> set[str]:
-        """Return the ids that have a copy from an earlier move in the other queue."""
+        """Return the ids that an earlier, interrupted move has already published in the other queue."""
         homes = [(order, home.keys) for order in orders for home in self._target.homes(str(order.id))]
         values = self._target.read_each([calls.value(keys, str(order.id)) for order, keys in homes], None)
         copies = set[str]()
@@ -342,16 +501,47 @@ class Copier:
 
 
 def postpone(queue: QueueSession, due: Mapping[str, int]) -> dict[str, RescheduleStatus]:
-    """Give messages other due times; return the status of each."""
+    """Change the due times of messages; return the status of each id."""
     answers = queue.run_all([transitions.reschedule(queue.keys, [id], at_ms=at_ms) for id, at_ms in due.items()])
     return {id: answer for id, (answer,) in zip(due, answers, strict=True)}
 
 
 def copy_id(letter: DeadLetter) -> str:
-    """Return the id of a letter's message in another queue: always the same, and of this death alone."""
+    """
+    Return the id that the message of a dead letter gets in another queue.
+
+    A dead letter always gets the same id. Two dead letters of the same message get different ids.
+    """
     id = f"{_DEATH.sub('', letter.id)}.{letter.letter}"
     try:
         return check_id(id)
-    except ConfigurationError:  # too long, or of a foreign publisher
+    except ConfigurationError:  # the id is too long, or a program in Go chose an id that reliq does not allow
         digest = hashlib.sha256(letter.id.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return f"{digest}.{letter.letter}"
+
+
+def is_json(body: bytes) -> bool:
+    """Return whether `body` is a single JSON value."""
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def _lines(file: BinaryIO, *, raw: bool) -> Iterator[tuple[int, bytes | None, int]]:
+    """
+    Yield three values for each line that is not blank: its number, its body, and the file offset of its end.
+
+    The body is None if the line is malformed. Only the start of a too large line is kept in memory.
+    """
+    file.seek(0)
+    number = 0
+    while line := file.readline(LARGEST_BODY + 2):
+        number += 1
+        body = line.strip(b"\r\n")
+        is_good = len(body) <= LARGEST_BODY and (raw or is_json(body))
+        while not line.endswith(b"\n") and (line := file.readline(LARGEST_BODY)):
+            is_good = False
+        if body.strip():
+            yield number, body if is_good else None, file.tell()

@@ -1,4 +1,4 @@
-"""Commands that read and change the keys of queues for operators."""
+"""Redis commands with which operators read and change the keys of queues."""
 
 from __future__ import annotations
 
@@ -7,73 +7,51 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from reliq.admin.words import Place
+from reliq.admin.filters import Place
 from reliq.keys import QUEUES_KEY, WORKERS_KEY, Keys, pattern, stack_request_key, stacks_key, worker_key
-from reliq.redis.commands import (
-    Command,
-    StackReport,
-    Worker,
-    id_text,
-    read_facts,
-    read_ids,
-    read_nothing,
-    read_pause,
-    read_raw_scores,
-)
+from reliq.redis import commands
+from reliq.redis.commands import Command, id_text, read_ids
 from reliq.text import clamp_time
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.keys import Keys
-    from reliq.lua import Script
     from reliq.message import Pause
-    from reliq.redis.commands import SortedSet
 
 T = TypeVar("T")
 
-#: A request for stacks expires after this many ms.
+#: A request for the stacks of a worker expires after this many ms without an answer.
 REQUEST_MS = 60_000
-#: At most this many workers are read.
+#: The records of at most this many workers are read.
 WORKERS_LIMIT = 10_000
 
 
-_worker_decoder = msgspec.json.Decoder(Worker)
-_report_decoder = msgspec.json.Decoder(StackReport)
+_worker_decoder = msgspec.json.Decoder(commands.Worker)
+_report_decoder = msgspec.json.Decoder(commands.StackReport)
 
-#: The Redis keys of a queue by name, with their types; ordering keys add others.
+#: The Redis keys that each queue can have, with their types. Message keys (ordering keys) add further Redis keys.
 TYPES = {
-    "pending": "zset",
-    "ready": "list",
-    "unack": "zset",
-    "retry": "list",
+    **dict.fromkeys(("pending", "unack", "plans_due"), "zset"),
+    **dict.fromkeys(("ready", "retry", "wake"), "list"),
+    **dict.fromkeys(("token", "watch", "paused", "map", "epoch"), "string"),
+    **dict.fromkeys(("retries_left", "lease", "errors", "windows", "leaving", "arrived"), "hash"),
+    **dict.fromkeys(("totals", "minutes", "cron", "plans"), "hash"),
     "garbage": "set",
-    "retries_left": "hash",
-    "lease": "hash",
-    "errors": "hash",
-    "windows": "hash",
-    "leaving": "hash",
-    "arrived": "hash",
     "dead": "stream",
-    "totals": "hash",
-    "minutes": "hash",
-    "cron": "hash",
-    "wake": "list",
-    "token": "string",
-    "watch": "string",
-    "paused": "string",
-    "map": "string",
-    "epoch": "string",
 }
 
-#: Ids that are read in one step.
+#: Number of ids that one step reads.
 STEP_IDS = 250
 
 
 @dataclass(frozen=True, slots=True)
 class KeyQueueState:
-    """A key queue, which is a list like ready. All key queues of a queue together are the state `waiting`."""
+    """
+    The messages that wait under one message key; Redis stores them in a list.
+
+    The key queues of all message keys together are the state `waiting`.
+    """
 
     key: str
 
@@ -82,52 +60,32 @@ Spot = Place | KeyQueueState
 
 
 def is_list(spot: Spot) -> bool:
-    """Return whether it is a list, in the order of claims."""
+    """Return whether Redis stores a state, or a key queue, as a list in the order of claims."""
     return isinstance(spot, KeyQueueState) or spot in ("ready", "retry")
 
 
 def place_of(spot: Spot) -> Place:
-    """Return the name of the state."""
+    """Return the name of a state; for a key queue, return the state `waiting`."""
     return "waiting" if isinstance(spot, KeyQueueState) else spot
 
 
 def redis_key(keys: Keys, spot: Spot) -> str:
-    """Return the Redis key that has its messages; `waiting` has a Redis key for each key queue."""
+    """Return the Redis key that contains the ids of a state, or of one key queue."""
     if isinstance(spot, KeyQueueState):
         return keys.line(spot.key)
     return keys.ends if spot == "ended" else str(getattr(keys, spot))
 
 
 def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` keys; return the next cursor (0: no more keys), and the keys that match."""
+    """Scan about `count` Redis keys; return the next cursor (0 at the end) and the matching keys."""
     return Command(
         ("SCAN", cursor, "MATCH", pattern, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1]))
     )
 
 
-def delete_keys(any_keys: Sequence[str]) -> Command[int]:
-    """Delete keys."""
-    return Command(("UNLINK", *any_keys), int)
-
-
 def parameter(name: str) -> Command[dict[str, str]]:
-    """Read a parameter of the server's configuration, by its name."""
+    """Read a configuration parameter of the server, by its name."""
     return Command(("CONFIG", "GET", name), _pairs)
-
-
-def cluster_facts() -> Command[dict[str, str]]:
-    """Read the state of the Cluster as a node reports it."""
-    return Command(("CLUSTER", "INFO"), read_facts)
-
-
-def eval_nothing() -> Command[bool]:
-    """Run a script that does nothing: Redis refuses it to a user without EVAL."""
-    return Command(("EVAL", "return 1", 0), bool)
-
-
-def load_script(script: Script) -> Command[str]:
-    """Load a script into the server; return its digest."""
-    return Command(("SCRIPT", "LOAD", script.text), bytes.decode)
 
 
 def _pairs(reply: Sequence[bytes]) -> dict[str, str]:
@@ -135,7 +93,7 @@ def _pairs(reply: Sequence[bytes]) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-#: Keys of a queue that hold ids.
+#: Redis keys of a queue whose members or fields are message ids.
 Index = Literal["pending", "unack", "garbage", "retries_left", "lease", "errors"]
 Stream = Literal["ends", "history", "dead"]
 _SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_left": "HSCAN", "lease": "HSCAN"}
@@ -145,7 +103,7 @@ _SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_lef
 
 
 def value(keys: Keys, id: str) -> Command[bytes | None]:
-    """Read the value of a message; None when it is gone."""
+    """Read the stored bytes of a message, header and body; None if the message does not exist."""
     return Command(("GET", keys.msg(id)), _as_it_is)
 
 
@@ -155,70 +113,60 @@ def has_value(keys: Keys, id: str) -> Command[bool]:
 
 
 def ttl_ms(keys: Keys, id: str) -> Command[int]:
-    """Return in how many ms a message's value expires; below 0 when it does not, or is gone."""
+    """Return in how many ms a message's body expires; negative if it never expires or does not exist."""
     return Command(("PTTL", keys.msg(id)), int)
 
 
 def letter_failures(keys: Keys, letter: str) -> Command[list[FailureNote]]:
-    """Read each failure that a dead letter keeps, the newest first."""
+    """Read the failures that a dead letter stores, newest first."""
     return Command(("XRANGE", keys.dead, letter, letter), _letter_failures)
 
 
-def is_in_garbage(keys: Keys, id: str) -> Command[bool]:
-    """Return whether a message waits to be collected."""
-    return Command(("SISMEMBER", keys.garbage, id), bool)
-
-
 def marker(keys: Keys, id: str) -> Command[bytes | None]:
-    """Read why a chosen id is taken after its end; None when it is not."""
+    """Read why the chosen id of an ended message is still taken; None if the id is free."""
     return Command(("GET", keys.dedup(id)), _as_it_is)
 
 
-# ---- the messages of one place
-
-
-def leaving(keys: Keys) -> Command[int]:
-    """Count the messages that move to another shard; the hash has one field more."""
-    return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
+# ---- the messages of one state
 
 
 def size(keys: Keys, spot: Spot) -> Command[int]:
-    """Count the messages in a state."""
+    """Count the messages in a state, or in one key queue."""
     kinds = {"garbage": "SCARD", "dead": "XLEN", "ended": "XLEN"}
     command = "LLEN" if is_list(spot) else kinds.get(place_of(spot), "ZCARD")
     return Command((command, redis_key(keys, spot)), int)
 
 
 def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
-    """Read ids of a list or sorted set from the index `at`, the first to be claimed first."""
+    """Read ids of a list or sorted set from the index `at`, in the order of claims."""
     if is_list(spot):
         return Command(("LRANGE", redis_key(keys, spot), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
     return Command(("ZRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
-def scored_at(keys: Keys, place: SortedSet, at: int, count: int) -> Command[list[tuple[str, float]]]:
-    """Read ids of a sorted set from the place `at`, each with its score as Redis has it."""
-    return Command(("ZRANGE", getattr(keys, place), at, at + count - 1, "WITHSCORES"), read_raw_scores)
-
-
-def count_to(keys: Keys, place: SortedSet, score: float, *, without: bool = False) -> Command[int]:
-    """Count the ids of a sorted set up to a score; with `without`, below the score."""
-    return Command(("ZCOUNT", getattr(keys, place), "-inf", f"{'(' * without}{score!r}"), int)
+def scored_at(keys: Keys, place: commands.SortedSet, at: int, count: int) -> Command[list[tuple[str, float]]]:
+    """Read ids of a sorted set from the index `at`, each with its score as Redis returns it."""
+    return Command(("ZRANGE", getattr(keys, place), at, at + count - 1, "WITHSCORES"), commands.read_raw_scores)
 
 
 def index_of(keys: Keys, spot: Spot, id: str, *, newest_first: bool, most: int) -> Command[int | None]:
-    """Return the index of an id in a list, 0 for the newest, when it is among the first or the newest `most`."""
+    """
+    Return the index of an id in a list, 0 for the newest entry; None if the id is not found.
+
+    At most `most` entries are searched. With `newest_first`, the search begins at the newest entry, otherwise at the
+    oldest.
+    """
     rank = "1" if newest_first else "-1"
     return Command(("LPOS", redis_key(keys, spot), id, "RANK", rank, "MAXLEN", most), _as_it_is)
 
 
 def newest_ids(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
-    """Read ids of a list from the index `at`, the last to be claimed first."""
+    """Read ids of a list from the index `at`, the newest first."""
     return Command(("LRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
 def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` ids of a Redis key; return the next cursor (0: no more ids), and the ids."""
+    """Scan about `count` ids of a Redis key; return the next cursor (0 at the end) and the ids."""
     command = _SCANS.get(index, "HSCAN")
     step = 1 if index == "garbage" else 2
     return Command(
@@ -228,7 +176,11 @@ def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tu
 
 
 def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` keys of the whole key space; return the next cursor, and the ids with a `msg` or the keys with a `line`."""
+    """
+    Scan about `count` keys of the database; return the next cursor and the names found.
+
+    The kind `msg` finds ids of messages that have a body. The kind `line` finds message keys that have a key queue.
+    """
     prefix = getattr(keys, kind)("")
     return Command(
         ("SCAN", cursor, "MATCH", pattern(prefix) + "*", "COUNT", count),
@@ -236,15 +188,12 @@ def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[in
     )
 
 
-def failure_sample(keys: Keys, count: int) -> Command[list[FailureNote]]:
-    """Draw up to `count` of the messages that failed, and read why."""
-    return Command(
-        ("HRANDFIELD", keys.errors, count, "WITHVALUES"), lambda reply: [FailureNote.parse(one) for one in reply[1::2]]
-    )
-
-
 def newest_entries(keys: Keys, stream: Stream, before: str, count: int, first: str = "-") -> Command[list[Any]]:
-    """Read up to `count` entries of a stream from the place `before` (`+`: its end) back to `first`, the newest first."""
+    """
+    Read up to `count` entries of a stream, newest first.
+
+    Begin at the stream id `before` (`+` for the newest entry), and end at the stream id `first` (`-` for the oldest).
+    """
     return Command(("XREVRANGE", getattr(keys, stream), before, first, "COUNT", count), list)
 
 
@@ -257,58 +206,39 @@ def _as_it_is(reply: Any) -> Any:
     return reply
 
 
-def key_count(keys: Keys) -> Command[int]:
-    """Count the keys of a queue that only a queue has which was used."""
-    places = (keys.pending, keys.ready, keys.unack, keys.retry, keys.garbage, keys.retries_left)
-    return Command(("EXISTS", *places, keys.dead, keys.totals, keys.ends, keys.paused, keys.cron), int)
-
-
-def pause_ms(keys: Keys) -> Command[int]:
-    """Return for how many ms more a queue is paused; below 0 when it waits for its resume, or is not paused."""
-    return Command(("PTTL", keys.paused), int)
-
-
 def limit_fields(keys: Keys) -> Command[dict[str, str]]:
-    """Read the limits of a queue as Redis has them; empty for a queue without keys."""
+    """Read the fields of a queue's hash `limits` as texts; empty if the hash does not exist."""
     return Command(
         ("HGETALL", keys.limits),
         lambda reply: {id_text(name): id_text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)},
     )
 
 
-def is_registered(keys: Keys) -> Command[bool]:
-    """Return whether a queue is in the registry."""
-    return Command(("HEXISTS", QUEUES_KEY, keys.entry), bool)
-
-
 def unregister(keys: Keys) -> Command[int]:
-    """Take a queue out of the registry."""
+    """Remove a queue from the registry."""
     return Command(("HDEL", QUEUES_KEY, keys.entry), int)
 
 
-#: Sorted sets of message keys.
+#: Names of the sorted sets whose members are message keys.
 KeySet = Literal["ring", "asleep"]
 
 
 def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` message keys of the ring, or throttled keys; return the next cursor (0: no more keys), and the keys."""
+    """
+    Read about `count` message keys from the Redis key `ring` or `asleep`.
+
+    `ring` contains the message keys that take turns; `asleep` contains the throttled and paused keys.
+
+    Returns:
+        The next cursor (0 at the end) and the keys.
+    """
     return Command(
-        ("ZSCAN", getattr(keys, among), cursor, "COUNT", count),
-        lambda reply: (int(reply[0]), read_ids(reply[1][::2])),
+        ("ZSCAN", getattr(keys, among), cursor, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1][::2]))
     )
 
 
-def keys_holding(keys: Keys, after: str | None, count: int) -> Command[list[str]]:
-    """Read the keys of the next `count` messages that have a place of a key, after the key `after`; each key once."""
-    start = "-" if after is None else f"({after}\1"
-    return Command(
-        ("ZRANGE", keys.held, start, "+", "BYLEX", "LIMIT", 0, count),
-        lambda reply: list(dict.fromkeys(id_text(one.partition(b"\0")[0]) for one in reply)),
-    )
-
-
-def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
-    """Read the unix seconds at which messages are due, or their leases end; None for an id that is not there."""
+def scores(keys: Keys, place: commands.SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
+    """Read the due times or lease ends of ids in unix seconds; None for an id without a score."""
     return Command(
         ("ZMSCORE", getattr(keys, place), *ids),
         lambda reply: [None if one is None else clamp_time(float(one)) for one in reply],
@@ -316,41 +246,42 @@ def scores(keys: Keys, place: SortedSet, ids: Sequence[str]) -> Command[list[flo
 
 
 def paused(keys: Keys) -> Command[Pause | None]:
-    """Read the pause of a queue, with its author, time and reason; None when it is not paused."""
-    return Command(("GET", keys.paused), lambda reply: None if reply is None else read_pause(reply))
+    """Read who paused a queue, when and why; None if it is not paused."""
+    return Command(("GET", keys.paused), lambda reply: None if reply is None else commands.read_pause(reply))
 
 
 def worker_ids() -> Command[list[str]]:
-    """Return the workers that wrote a record in the last hour, the latest first; not all of them are alive."""
+    """
+    Return the workers that wrote a record in the last hour, the latest first.
+
+    Some of these workers may have ended.
+    """
     return Command(
         ("ZREVRANGE", WORKERS_KEY, 0, WORKERS_LIMIT - 1),
         lambda reply: [one.decode("utf-8", "replace") for one in reply],
     )
 
 
-def worker_records(ids: Sequence[str]) -> list[Command[Worker | None]]:
-    """Read each worker's record; None without a valid record: the worker is not alive, or another program wrote the record."""
+def worker_records(ids: Sequence[str]) -> list[Command[commands.Worker | None]]:
+    """Read each worker's record; None if the worker is not alive or its record is malformed."""
     return [Command(("GET", worker_key(id)), lambda reply: _decoded(_worker_decoder, reply)) for id in ids]
 
 
-def server_seconds() -> Command[float]:
-    """Return Redis' clock in unix seconds."""
-    return Command(("TIME",), lambda reply: int(reply[0]) + int(reply[1]) / 1e6)
-
-
 def ask_stacks(id: str) -> list[Command[Any]]:
-    """Request the stacks of a worker, and delete its former report."""
+    """Request the stacks of a worker, and delete its previous report."""
     return [
         Command(("DEL", stacks_key(id)), int),
-        Command(("SET", stack_request_key(id), "1", "PX", REQUEST_MS), read_nothing),
+        Command(("SET", stack_request_key(id), "1", "PX", REQUEST_MS), commands.read_nothing),
     ]
 
 
 def asked_stacks(id: str) -> list[Command[Any]]:
     """
-    Read for how many ms a request has waited for its worker, and the worker's report; None when there is none.
+    Return commands that read whether a worker has answered a request for its stacks.
 
-    The third answer is whether the worker was alive within the last hour.
+    Returns:
+        Commands that read three values: the ms since the request, None without a request; the worker's report, None
+            without a report; and whether the worker was alive within the last hour.
     """
     waited = Command(("PTTL", stack_request_key(id)), lambda left: REQUEST_MS - left if left >= 0 else None)
     known = Command(("ZSCORE", WORKERS_KEY, id), lambda seen: seen is not None)
@@ -358,7 +289,7 @@ def asked_stacks(id: str) -> list[Command[Any]]:
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], reply: bytes | None) -> T | None:
-    """Return a record of a worker; None when it is missing, or another program wrote it."""
+    """Return a record of a worker; None if it is missing or malformed."""
     try:
         return None if reply is None else decoder.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

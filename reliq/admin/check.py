@@ -1,4 +1,4 @@
-"""`reliq check`: the faults that a queue can have, the state of its ids at one moment, the report, and the repair."""
+"""`reliq check`: find, report and repair faults in the stored states of message ids."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from reliq.admin import calls
-from reliq.admin.calls import TYPES, KeyQueueState
+from reliq.admin.calls import TYPES, Index, KeyQueueState
 from reliq.admin.filters import ignore
-from reliq.admin.session import AdminBase
+from reliq.admin.session import AdminBase, QueueSession
 from reliq.errors import RedisUnavailableError
 from reliq.lua import script, transitions
 from reliq.lua.transitions import bounded, clock_arg
 from reliq.redis import commands
-from reliq.redis.commands import LISTS, Call, Command, id_text
+from reliq.redis.commands import LISTS, Arg, Call, Command, List, id_text
 from reliq.redis.shards import fence
 from reliq.settings import seconds
 from reliq.sharding import ShardChange
@@ -38,17 +38,12 @@ from reliq.wire_format import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from reliq.admin.calls import Index
-    from reliq.admin.session import QueueSession
     from reliq.keys import Keys
     from reliq.message import Duration
-    from reliq.redis.commands import Arg, List
 
 T = TypeVar("T")
 Part = Literal["", "ready", "retry", "line", "both"]
-#: Called with the name of the part that is read, and how many ids were checked so far.
+#: Called with the name of the part of the queue that is being read, and the number of ids checked so far.
 OnProgress = Callable[[str, int], None]
 
 CHECK = script("check", __package__)
@@ -56,33 +51,34 @@ CHECK_KEYS = script("check_keys", __package__)
 _NO_WISH = ("",) * 7
 NOWHERE: Mapping[str, str] = {}
 
-#: Ids that are read in one piece and checked in one call: some 2 ms.
+#: Number of ids that are read and checked in one call, which takes about 2 ms.
 BATCH = 250
-#: Redis keys in one step of a walk through the key space: some 0.3 ms.
+#: Number of Redis keys in one step of a SCAN, which takes about 0.3 ms.
 SCANNED_KEYS = 1000
-#: The script searches for an id this many entries around the place where it was read: as many may have come meanwhile.
+#: An id may have moved in its list since it was read. So the script searches this many more entries before and after
+#: the index where the id was read.
 MARGIN = 500
-#: Entries of lists that a call compares: some 10 ms.
+#: One call to Redis compares about this many list entries, which takes about 10 ms.
 COMPARISONS = 500_000
-#: Longer lists are not searched: the call for one id would hold up Redis.
+#: Lists with more entries in all are not searched: the search for a single id would block Redis for too long.
 LONGEST_LISTS = 2_500_000
-#: In shorter lists the script settles every suspicion immediately.
+#: If the lists have at most this many entries in all, they are immediately searched for every suspected id.
 SHORT_LISTS = 10_000
-#: The lists are read this many times more, to drop the suspects that were only moving.
+#: Lists longer than SHORT_LISTS are first read again this many times, to drop suspected ids that have only moved.
 ROUNDS = 3
 
-#: September 2001: a smaller number is no time in unix ms.
+#: September 2001 in unix ms; a lower number is not a valid time.
 FIRST_MS = 10**12
-#: Due times and leases lie at most this many ms ahead.
+#: Due times and ends of leases are at most this many ms in the future.
 LONGEST_AHEAD_MS = 3660 * 86_400_000
-#: A lease may seem this many ms longer than it is.
+#: A lease may end this many ms later than its length allows, because the clocks of servers differ.
 CLOCK_SLACK_MS = 1000
 #: A report has at most this many examples of a fault.
 EXAMPLES = 5
 
 _COUNT = re.compile(r"\d{1,6}( .+)?", re.DOTALL)
 
-#: Fault -> its meaning, and how `--repair` repairs it, in the order of a report.
+#: For each fault its meaning, and how `--repair` repairs it. A report lists the faults in this order.
 FAULTS = {
     "wrong-type": ("a key of the queue has another type: scripts refuse to run", "renames the key, and keeps it"),
     "lost-map": (
@@ -90,64 +86,70 @@ FAULTS = {
         "writes the latest map that a shard has",
     ),
     "bad-fence": (
-        "the fence of a shard is no map that reliq writes: it stops no publisher that has an old map",
-        "renames the key, and writes the fence of the map",
+        "the fence of a shard (its copy of the shard map) is invalid: publishers with an old map are not refused",
+        "renames the key, and writes the fence again from the map",
     ),
-    "twice": ("an id is in two places, and may be delivered from each", "keeps the place that is further on"),
+    "twice": ("an id is in two states or twice in a list: it may run twice", "keeps the most advanced state"),
     "lost": (
-        "a message is in no place: no worker will ever claim it",
+        "a message is in no state: no worker will ever claim it",
         "restores it from its envelope; a body without an envelope becomes a dead letter",
     ),
-    "stray-body": ("a body has no message", "makes it a dead letter"),
-    "stray-count": ("a retry count has neither place nor body", "ends the message as expired or cancelled"),
-    "stray-word": ("a state word has no message", "removes the word"),
-    "stray-error": ("a last error has no message", "removes the error"),
+    "stray-body": ("a body exists without a message", "makes it a dead letter"),
+    "stray-count": ("a retry count exists without a state or body", "ends the message as expired or cancelled"),
+    "stray-word": ("a state word exists without a message", "removes the word"),
+    "stray-error": ("a last error exists without a message", "removes the error"),
     "no-count": ("a message has no retry count, which means no retries", "writes 0: one more delivery"),
-    "bad-count": ("a retry count is no number", "writes 0: one more delivery"),
+    "bad-count": ("a retry count is not a number", "writes 0: one more delivery"),
     "ended-count": ("a message that ended still has a retry count", "removes the count"),
-    "wrong-word": ("a state word does not fit the place of its message", "removes the word"),
+    "wrong-word": ("a state word contradicts the state of its message", "removes the word"),
     "wrong-time": (
-        "a score is no time of this queue",
-        "writes the time of the envelope, or of the lease; without either, makes a dead letter",
+        "a due time, or the end of a lease, is not a valid time",
+        "writes the time from the envelope or the lease; if both lack it, makes a dead letter",
     ),
-    "strange-body": ("the key of a body has another type", "ends a waiting message; a claim ends any other"),
-    "no-body": ("a body is missing: the message expired, or a program deleted the body", "ends a waiting message"),
+    "strange-body": ("the key of a body has another type", "ends the message, now or at its next claim"),
+    "no-body": (
+        "a body is missing: the message expired, or another program deleted it",
+        "ends the message, now or at its next claim",
+    ),
     "no-word": ("an id is leased, but not by a reliq worker", "nothing: it is reclaimed"),
-    "no-place": ("a message is leased without a place of its key: too many of the key may run", "gives it a place"),
-    "misplaced": ("a message is in another list than its key's queue", "moves it there, as its claim would"),
-    "stray-place": ("a message that is not leased has a place of a key: the key may be blocked", "frees the place"),
-    "stuck-key": ("messages of a key wait, but no worker will ever claim them", "puts the key into the ring"),
-    "stray-turn": ("a key has a turn in the ring, but no message waits", "removes the key from the ring"),
-    "long-sleep": ("a key is throttled until an impossible time", "ends the throttling"),
+    "no-place": ("a leased message is not counted for its key: too many of the key may run", "counts it"),
+    "misplaced": ("a message is in the wrong list for its message key", "moves it there, as its claim would"),
+    "stray-place": (
+        "a message counts as running for its key without a lease: the key may be blocked",
+        "stops counting it",
+    ),
+    "stuck-key": ("messages of a key wait, but no worker will claim them", "lets the key take turns again"),
+    "stray-turn": ("a key takes turns, but no message of it waits", "removes its turn"),
+    "long-sleep": ("a key is throttled until an invalid time", "ends the throttling"),
     "asleep": (
         "the whole queue is throttled: a handler raised RateLimited for a message without a key",
         "nothing: run `reliq resume QUEUE`",
     ),
-    "bad-total": ("a total is no number, or below zero: the account is unknown", "nothing: the true total is unknown"),
+    "bad-total": ("a total is not a number, or below zero", "nothing: the true total is unknown"),
     "account": (
-        "published + redriven is not every end + alive: another program changed the queue",
+        "published + redriven messages are not ended + living messages: another program changed the queue",
         "nothing: repair the other faults first",
     ),
 }
-#: Faults that pass without a repair: a sound queue may have them.
+#: Faults that a healthy queue may have for a while; they disappear without a repair.
 PASSING = {"no-body", "no-word", "misplaced", "asleep"}
-#: Harmless remains of an ack by a consumer in Go, which does not remove these fields.
+#: Harmless faults: fields that a consumer in Go does not remove when it acks a message.
 LEFTOVERS = {"stray-word", "stray-error"}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """
-    A kind of fault that a queue has, and how often.
+    A kind of fault in a queue, and how often it occurs.
 
     Attributes:
         name: a short name, such as `lost`.
-        count: how many ids or keys have it; for the account, the difference in messages.
-        mended: how many of them were repaired.
-        examples: the first few.
-        means: its meaning, in one sentence.
-        repair: how `--repair` repairs it.
-        passes: whether it passes without a repair, and a sound queue may have it.
+        count: number of ids or keys with this fault; for `account`, the number of missing or extra messages.
+        mended: number of repaired ids or keys.
+        examples: the first ids or keys with this fault.
+        means: the meaning of the fault, in one sentence.
+        repair: how `--repair` repairs the fault.
+        passes: whether a healthy queue may have the fault for a while; it then disappears without a repair.
     """
 
     name: str
@@ -162,12 +164,14 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """
-    The findings of a check.
+    The result of a check.
 
     Attributes:
-        looked_at: how many ids were checked.
-        unproved: ids that may be wrong, in lists that are too long to be read at one moment.
-        away: the shards that were not checked to the end, because their Redis is away.
+        queue: name of the queue.
+        looked_at: number of ids that were checked.
+        faults: the kinds of faults that were found.
+        unproved: number of suspected ids that could not be checked, because the lists are too long to be searched.
+        away: numbers of the shards whose check did not finish, because their Redis did not answer.
     """
 
     queue: str
@@ -178,29 +182,31 @@ class CheckReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether all shards were checked, and every fault was repaired or passes without a repair."""
+        """Whether the check was complete, and every fault was repaired or disappears without a repair."""
         return not (self.unproved or self.away) and all(
             fault.passes or fault.mended == fault.count for fault in self.faults
         )
 
 
 class CheckActions(AdminBase):
-    """Check a queue."""
+    """The method that checks a queue."""
 
     def check(
         self, queue: str, *, repair: bool = False, patience: Duration = 5.0, progress: OnProgress = ignore
     ) -> CheckReport:
         """
-        Check every id of a queue for contradictions to the model.
+        Check a queue for faults, such as lost messages; with `repair`, repair them.
 
         Args:
-            repair: repair all that needs no guess; move the rest to the dead letters with a reason.
-            patience: seconds for which a fault must last to be reported, in a layout of the Go original: a program in Go
-                moves a message by several commands.
-            progress: is called with the name of the part that is read, and how many ids were checked so far.
+            queue: name of the queue.
+            repair: correct the state of each faulty message. If its correct state is unknown, it becomes a dead letter
+                with a reason.
+            patience: in a layout of the Go library, report only faults that last for this many seconds. A Go program
+                moves a message with several commands, so a fault may be temporary.
+            progress: called with the part of the queue that is being read, and the number of ids checked so far.
         """
         wait = partial(time.sleep, seconds("patience", patience, most=3600))
-        session = self._redis.queue(queue, mends=True)
+        session = self._queue(queue, mends=True)
         found = Findings()
         away: dict[int, RedisUnavailableError] = {}
         for part in session.parts:
@@ -209,13 +215,13 @@ class CheckActions(AdminBase):
             except RedisUnavailableError as error:
                 away[part.keys.shard] = error
         if len(away) == len(session.parts):
-            raise next(iter(away.values()))
+            raise away[min(away)]
         return found.report(session.keys, tuple(away))
 
 
 @dataclass(slots=True)
 class Findings:
-    """The faults that were found so far, in all shards."""
+    """The faults found so far, in all shards."""
 
     looked_at: int = 0
     unproved: int = 0
@@ -224,14 +230,14 @@ class Findings:
     examples: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, name: str, example: str, count: int = 1, *, mended: bool = False) -> None:
-        """Note a fault."""
+        """Count a fault `name`, and keep the id or key `example` if the report has room for it."""
         self.counts[name] += count
         self.mended[name] += mended
         if len(self.examples[name]) < EXAMPLES:
             self.examples[name].append(example)
 
     def report(self, keys: Keys, away: tuple[int, ...] = ()) -> CheckReport:
-        """Return the report on a queue."""
+        """Return the report on a queue; `away` are the shards whose Redis did not answer."""
         passing = PASSING | LEFTOVERS if keys.bare else PASSING
         faults = [
             Fault(
@@ -253,17 +259,18 @@ def check_ids(
     clock: int | None = None,
 ) -> Call[tuple[int, list[Any]]]:
     """
-    Read the state of each id, all at one moment, and repair the ids that have a wish.
+    Read the states of ids, all at one moment; with `wishes`, repair the ids.
 
     Args:
-        part: the list that is searched in its `piece`, from an index to another; `line` is the key queue in which an id
-            was found, `both` is all of each list.
-        lines: the message key of the key queue in which an id was found, by id.
-        wishes: the fields after the id in the script's ARGV, by id.
+        part: the list to search: `ready`, `retry`, or `line` (the key queue in `lines`). `both` searches all these
+            lists completely; an empty text searches no list.
+        piece: the first and last index to search in the list; ignored for `both`.
+        lines: for each id that was found in a key queue, the message key of that queue.
+        wishes: the repair of each id: values for the arguments `seen` to `note` of the script `check`.
 
     Returns:
-        The time in ms, and a row for each id: its state, or for a wish `mended`, or `changed` when the state is no
-        longer the state that was seen.
+        The server's time in ms, and a row for each id. Without `wishes`, the row is the id's state. With `wishes`, the
+        row is `mended`; or it is `changed`, if the state of the id is no longer the state in `seen`.
     """
     bounded("ids", ids)
     args: list[Arg] = [clock_arg(clock), part, *piece]
@@ -281,10 +288,14 @@ def check_keys(
     keys: Keys, items: Sequence[tuple[str, str]], *, repair: bool, clock: int | None = None
 ) -> Call[list[str]]:
     """
-    Check message keys and places of keys, and with `repair` repair them; return the fault of each, empty for none.
+    Check message keys and leased messages; return the fault of each item, empty without a fault.
+
+    A leased message counts against the concurrency limit of its key by an entry in the Redis key `held`.
 
     Args:
-        items: a key and an empty text, or a key and the id of a message that has a place of it, or should have.
+        items: pairs of a message key and a message id, to check the entry of the message in `held`; or pairs of a
+            message key and an empty text, to check the key.
+        repair: whether to repair the faults.
     """
     bounded("items", items)
     args: list[Arg] = [clock_arg(clock), "1" if repair else "", *(part for item in items for part in item)]
@@ -301,21 +312,21 @@ def _read_faults(reply: Sequence[bytes]) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class IdState:
     """
-    Everything that Redis has of an id, at one moment.
+    Everything that Redis stores about an id, at one moment.
 
     Attributes:
-        at: the key in whose queue it was found, empty when it was found elsewhere.
-        key: its message key, empty without a key.
-        pending, unack: its score, in unix seconds; None when it is not there.
-        garbage: whether it waits to be collected.
-        left: its retry count as Redis has it.
-        word: its state word.
-        error: whether a last error is kept.
-        body: the type of its body's key, `none` without a body.
+        at: the message key of the key queue in which the id was found; empty if it was found elsewhere.
+        key: the message key that Redis stores with its retry count; empty without a key.
+        pending, unack: its scores in these sorted sets, in unix seconds; None if it is not in the set.
+        garbage: whether it is in garbage.
+        left: its retry count as stored in Redis.
+        word: its state word: the value of the id in the Redis key `lease`.
+        error: whether Redis stores its last error.
+        body: the type of the Redis key of its body, `none` without a body.
         due_ms: the due time in the envelope of its body.
-        ready, retry: how often it is in a list; None when the list was not searched.
-        line, other: how often it is in the queue of its key, and in the queue of the key `at`.
-        digest: of all that; a repair is made only while it is still the same.
+        ready, retry: how often it is in these lists; None for a list that was not searched.
+        line, other: how often it is in the key queue of `key`, and in the key queue of `at`.
+        digest: digest of all these values. Redis refuses a repair if the digest has changed.
     """
 
     id: str
@@ -337,43 +348,50 @@ class IdState:
 
     @property
     def scored(self) -> list[str]:
-        """The places it is in, besides the lists."""
+        """Which of the states pending, unack and garbage contain this id."""
         held = {"pending": self.pending is not None, "unack": self.unack is not None, "garbage": self.garbage}
         return [place for place, is_there in held.items() if is_there]
 
     @property
     def listed(self) -> int:
-        """How often it was found in a list."""
+        """How often the id was found in lists."""
         return sum(filter(None, (self.ready, self.retry, self.line, self.other)))
 
     @property
     def places(self) -> int:
-        """How many places it was found in."""
+        """How often the id was found in lists, sorted sets and garbage."""
         return len(self.scored) + self.listed
 
     @property
     def is_empty(self) -> bool:
-        """Whether Redis has nothing of it but, perhaps, a place in a list."""
+        """Whether Redis stores nothing about the id outside of lists."""
         return not self.scored and self.left is None and not self.has_word and not self.error and self.body == "none"
 
     @property
     def has_word(self) -> bool:
-        """Whether it has a state word."""
+        """Whether the Redis key `lease` has a nonce, or a word such as `suspect`, for this id."""
         return self.word != Unset()
 
     @property
     def lease_ms(self) -> int | None:
-        """The lease of the claim that holds it, in ms; None without a claim."""
+        """The length of the current lease in ms; None if the message is not leased."""
         return self.word.lease_ms if isinstance(self.word, Held) else None
 
     def is_as(self, other: IdState) -> bool:
-        """Return whether nothing has changed since `other` was seen, except the counts in lists."""
+        """Return whether the state equals `other`; the counts in lists are not compared."""
         unlooked = {"ready": None, "retry": None, "line": None, "other": None, "digest": ""}
         return replace(self, **unlooked) == replace(other, **unlooked)  # type: ignore[arg-type]
 
 
 def read_state(id: str, row: Sequence[Any], at: str = "") -> IdState:
-    """Return the state of `id`, which was found in the queue of the key `at`, from a row of the script `check`."""
+    """
+    Return the state of an id from a row of the script `check`.
+
+    Args:
+        id: the id.
+        row: the answer of the script for this id.
+        at: the message key of the key queue in which the id was found.
+    """
     texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in row]
     left, key = read_count(row[3])
     scores = [None if text == "" else float(text) for text in texts[:2]]
@@ -400,15 +418,15 @@ def read_state(id: str, row: Sequence[Any], at: str = "") -> IdState:
 
 def faults_of(state: IdState, now_ms: int, *, bare: bool) -> list[str]:
     """
-    Return the faults of an id.
+    Return the names of the faults of an id.
 
-    When the lists were not searched, an id that is nowhere else counts as being in one of them.
+    If the lists were not searched, an id outside of pending, unack and garbage is assumed to be in a list.
     """
     if state.places > 1:
         return ["twice"]
     is_strange = state.body not in ("string", "none")
     if state.places == 0 and state.ready is not None and state.retry is not None:
-        remains = {  # the fault has the name of the most that is left
+        remains = {  # the first name with a true condition is the fault
             "stray-count": state.left is not None and state.body == "none",
             "lost": state.left is not None,
             "stray-body": state.body != "none",
@@ -437,12 +455,12 @@ def faults_of(state: IdState, now_ms: int, *, bare: bool) -> list[str]:
 
 
 def is_time(ms: float, now_ms: int, *, ahead_ms: int = LONGEST_AHEAD_MS) -> bool:
-    """Return whether a score, in ms, can be a time of this queue: after 2001, and not too far ahead."""
+    """Return whether a score in ms can be a valid time: after 2001, and not too far ahead."""
     return math.isfinite(ms) and FIRST_MS <= ms <= now_ms + ahead_ms
 
 
 def fits(word: StateWord, place: str) -> bool:
-    """Return whether an id in `place` may have a state word."""
+    """Return whether an id in the state `place` may have the value `word` in the Redis key `lease`."""
     if word == Unset():
         return True
     if word.cancelled:
@@ -455,30 +473,32 @@ def fits(word: StateWord, place: str) -> bool:
 
 
 def is_count(left: str | None) -> bool:
-    """Return whether a retry count is valid: a number, and the message's key if it has a key."""
+    """Return whether a retry count is valid: a number, optionally followed by a message key."""
     return left is not None and _COUNT.fullmatch(left) is not None
 
 
 def place_of(state: IdState) -> str:
-    """Return the place of an id that is not in two: `list` for ready, retry and key queues."""
+    """Return the only state of an id; `list` stands for ready, retry and key queues."""
     return state.scored[0] if state.scored else "list"
 
 
-#: Further on comes first: a copy that waits behind a leased message would only be delivered once more.
+#: States, the most advanced first. If an id is in several states, a repair keeps the most advanced state, so that the
+#: message does not run again.
 FURTHER_ON = ("unack", "retry", "ready", "line", "pending", "garbage")
 
 
 class Repair(NamedTuple):
     """
-    How a repair leaves an id, as the script `check` takes it.
+    The state that a repair gives an id, as arguments of the script `check`.
 
     Attributes:
-        place: where it belongs, `=` where it is, empty for nowhere; `line` is the queue of its key.
-        due_ms: its score there.
-        left: its retry count, `=` as it is, empty for none.
-        word: `=` for the state word as it is, empty for none.
-        kind: how it ends, `stray` when no message ends with it, empty when it lives on.
-        note: of its dead letter: reason, attempt and error.
+        place: the state to move it to; `=` for no move, empty to remove it from all states, `line` for the queue of
+            its message key.
+        due_ms: its score in pending or unack.
+        left: its retry count; `=` for no change, empty to delete the count.
+        word: its state word (its value in the Redis key `lease`); `=` for no change, empty to delete the word.
+        kind: how the message ends; empty if it does not end, `stray` if Redis stores only remains without a message.
+        note: reason, attempt and error of its dead letter.
     """
 
     place: str = "="
@@ -499,11 +519,11 @@ def _dead(why: str) -> Repair:
 
 def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     """
-    Return where an id that has a fault belongs; None when the next claim or reclaim is the better repair.
+    Return the repair of a faulty id; None to leave the id unchanged, for example until its next claim.
 
-    For an id in two places or in none, both lists must have been searched.
+    If the id is in several states or in no state, `state` must come from a search of all lists.
     """
-    left = "=" if is_count(state.left) else count_text(0, state.key or state.at)  # 0: one more delivery
+    left = "=" if is_count(state.left) else count_text(0, state.key or state.at)  # 0 retries allow one more delivery
     list_of = "line" if state.key else "retry" if state.retry else "ready"
     if state.places == 0:
         due = state.due_ms
@@ -514,7 +534,7 @@ def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
         if state.body != "string":
             return _EXPIRED
         if bare or state.left is None or due is None or not is_time(due, now_ms):
-            return _dead("it was in no place of its queue, and its place is unknown")
+            return _dead("it was in no state of its queue, and its correct state is unknown")
         word = "=" if fits(state.word, "pending") else ""
         return Repair("pending", due, left, word) if due > now_ms else Repair(list_of, 0, left, word)
     place = place_of(state)
@@ -536,14 +556,14 @@ def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
         score_ms = ((state.pending if place == "pending" else state.unack) or 0.0) * 1000
         due = _due(state, place, score_ms, now_ms)
         if due is None:
-            return _dead("its due time was no time, and its envelope has none")
+            return _dead("its due time was invalid, and its envelope has none")
         if moves or not math.isfinite(score_ms) or due != round(score_ms):
             repair = repair._replace(place=place, due_ms=due)
     return repair if repair != Repair() else None
 
 
 def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None:
-    """Return the score, in ms, that an id should have; None when it is unknown."""
+    """Return the correct score of an id, in ms; None if it is unknown."""
     if place == "unack" and state.lease_ms is not None:
         latest = now_ms + state.lease_ms
         return round(score_ms) if is_time(score_ms, latest + CLOCK_SLACK_MS, ahead_ms=0) else latest
@@ -555,7 +575,7 @@ def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None
 
 
 def _places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
-    """Read about `count` places of keys; return the next cursor, and key and id of each place."""
+    """Scan about `count` entries of `held`; return the next cursor, and the message key and id of each entry."""
 
     def read(reply: Any) -> tuple[int, list[tuple[str, str]]]:
         members = [id_text(member).partition("\0") for member in reply[1][::2]]
@@ -564,35 +584,31 @@ def _places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, l
     return Command(("ZSCAN", keys.held, cursor, "COUNT", count), read)
 
 
+@dataclass
 class Checker:
     """
-    A check of one queue, or of one shard of it.
+    A check of one queue, or of one shard of a queue.
 
     Args:
-        queue: must exist.
-        found: gets the faults.
-        wait: waits until a move by a program in Go must have ended.
+        queue: the session of the queue, which must exist.
+        found: collects the faults.
+        repair: whether to repair faults.
+        progress: called with the part of the queue that is being read, and the number of ids checked so far.
+        wait: waits until Go programs have had the time to finish moving messages.
     """
 
-    def __init__(
-        self,
-        queue: QueueSession,
-        found: Findings,
-        *,
-        repair: bool,
-        progress: OnProgress,
-        wait: Callable[[], None],
-    ) -> None:
-        self._queue = queue
-        self._keys = queue.keys
-        self._found = found
-        self._repair = repair
-        self._progress = progress
-        self._wait = wait
+    queue: QueueSession
+    found: Findings
+    repair: bool
+    progress: OnProgress
+    wait: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._keys = self.queue.keys
         self._known: set[str] = set()
-        #: Id -> the message key of the key queue in which it was found, if it has no place there.
+        #: For each id that was found in the key queue of a wrong message key: this wrong message key.
         self._lines: dict[str, str] = {}
-        #: Key and id of every leased message that has a key.
+        #: Message key and id of every leased message that has a key.
         self._leases: set[tuple[str, str]] = set()
         #: Message keys that have a key queue.
         self._key_names: set[str] = set()
@@ -601,7 +617,7 @@ class Checker:
         self._passing: dict[str, IdState] = {}
 
     def run(self) -> None:
-        """Check everything."""
+        """Run all checks of this queue or shard."""
         if not self._check_types():
             return
         self._check_fence()
@@ -616,7 +632,7 @@ class Checker:
                     self._look(self._unknown(ids))
         for found in self._scanned("bodies", calls.names_of, "msg", count=SCANNED_KEYS):
             for ids in chunked(self._unknown(found), BATCH):
-                lefts = self._queue.run(commands.retries_left(self._keys, ids))
+                lefts = self.queue.run(commands.retries_left(self._keys, ids))
                 self._look([id for id, left in zip(ids, lefts, strict=True) if left is None])
         self._settle_suspicions()
         self._report_what_stays()
@@ -624,61 +640,64 @@ class Checker:
         self._check_account()
 
     def _check_types(self) -> bool:
-        """Check the types of the queue's keys; return whether scripts can run."""
+        """Check the types of the queue's Redis keys; return whether the scripts can run."""
         can_run = True
         for name, wanted in TYPES.items():
-            found = self._queue.run(Command(("TYPE", getattr(self._keys, name)), bytes.decode))
+            found = self.queue.run(Command(("TYPE", getattr(self._keys, name)), bytes.decode))
             if found not in (wanted, "none"):
-                # Scripts refuse to touch a key of the wrong type: it is still the same key.
-                mended = self._repair and self._put_aside(name)
+                # RENAMENX is safe: scripts refuse a key of the wrong type, so no script has changed it since TYPE
+                mended = self.repair and self._put_aside(name)
                 example = f"{getattr(self._keys, name)} is a {found}, not a {wanted}"
-                self._found.add("wrong-type", example, mended=mended)
+                self.found.add("wrong-type", example, mended=mended)
                 can_run = can_run and mended
         return can_run
 
     def _put_aside(self, name: str) -> bool:
-        """Rename a key of the queue; return whether the new name was free."""
         aside = self._keys.aside(name, time.time_ns() // 1_000_000)
-        return self._queue.run(Command(("RENAMENX", getattr(self._keys, name), aside), bool))
+        return self.queue.run(Command(("RENAMENX", getattr(self._keys, name), aside), bool))
 
     def _check_fence(self) -> None:
-        """Compare the fence of the shard with the map."""
+        """Check the shard's fence, which is its copy of the shard map."""
         if self._keys.bare:
             return
-        known = self._queue.map
-        fenced = self._queue.run(fence(self._keys))
+        known = self.queue.map
+        fenced = self.queue.run(fence(self._keys))
         if fenced is None:
-            mended = self._repair and self._put_aside("epoch")
+            mended = self.repair and self._put_aside("epoch")
             if mended:
-                ShardChange(self._queue, self._keys).restore()
-            self._found.add("bad-fence", self._keys.epoch, mended=mended)
+                ShardChange(self.queue, self._keys).restore()
+            self.found.add("bad-fence", self._keys.epoch, mended=mended)
         elif fenced.epoch > known.epoch or (known.is_lost and self._keys.shard == 0):
-            change = ShardChange(self._queue, self._keys)
-            if change.map.is_lost:  # otherwise it was changed since the check began
+            change = ShardChange(self.queue, self._keys)
+            if change.map.is_lost:  # if the map is not lost, another process has just changed it
                 example = f"{self._keys.of_shard(0).map}: {change.map.n} shards, epoch {change.map.epoch}"
-                if self._repair:
+                if self.repair:
                     change.restore()
-                self._found.add("lost-map", example, mended=self._repair)
+                self.found.add("lost-map", example, mended=self.repair)
 
     def _pieces(self, spot: List | KeyQueueState, start: int = 0) -> Iterator[tuple[int, list[str]]]:
-        """Yield the ids of a list, a piece at a time, each with the index of its first."""
+        """Yield a list in pieces: for each piece the index of its first id, and its ids."""
         while True:
             self._tell("lines" if isinstance(spot, KeyQueueState) else spot)
-            ids = self._queue.run(calls.newest_ids(self._keys, spot, start, BATCH))
+            ids = self.queue.run(calls.newest_ids(self._keys, spot, start, BATCH))
             if not ids:
                 return
             yield start, ids
             start += len(ids)
 
     def _line_pieces(self) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-        """Yield the ids of key queues, each with its key: pieces of one long queue, or the starts of several queues."""
+        """
+        Yield key queues in pieces: for each piece the index of its first id, and its ids with their message keys.
+
+        A piece contains the first ids of several key queues, or further ids of one long key queue.
+        """
         keys = self._keys
-        if not self._queue.run(Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), int)):
-            return  # without message keys, spare the walk
+        if not self.queue.run(Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), int)):
+            return  # a queue without message keys needs no SCAN for key queues
         for found in self._scanned("lines", calls.names_of, "line", count=SCANNED_KEYS):
             for names in chunked(found, BATCH):
                 self._key_names.update(names)
-                starts = self._queue.run_all([calls.newest_ids(keys, KeyQueueState(key), 0, BATCH) for key in names])
+                starts = self.queue.run_all([calls.newest_ids(keys, KeyQueueState(key), 0, BATCH) for key in names])
                 queues = list(zip(names, starts, strict=True))
                 for rows in chunked(((id, key) for key, ids in queues for id in ids), BATCH):
                     yield 0, rows
@@ -690,7 +709,7 @@ class Checker:
                             yield start, [(id, key) for id in more]
 
     def _check_list(self, part: Part, pieces: Iterable[tuple[int, list[tuple[str, str]]]]) -> None:
-        """Check pieces of a list, from the end where ids come in: new ids hide no others."""
+        """Check the pieces of a list, newest ids first, so that no id is missed while the list grows."""
         for start, rows in pieces:
             times = Counter(id for id, _ in rows)
             again = {id for id in times if times[id] > 1 or id in self._known}
@@ -700,7 +719,9 @@ class Checker:
                 self._lines |= fresh
             self._look([*fresh], part, (max(0, start - MARGIN), start + BATCH + MARGIN))
             for id, key in rows:
-                if key and id in again:  # note this key queue, unless it belongs to the id's own key
+                # The id was found before, in another list: check it in this key queue too. If this key queue is the
+                # correct queue, `_states` deletes the id from `_lines`; then restore the earlier entry.
+                if key and id in again:
                     before = self._lines.get(id, "")
                     self._lines[id] = key
                     self._states([id])
@@ -710,32 +731,32 @@ class Checker:
     def _scanned(
         self, what: str, step: Callable[..., Command[tuple[int, list[T]]]], *of: str, count: int = BATCH
     ) -> Iterator[list[T]]:
-        """Yield the findings of each step of a walk; report progress before each step."""
+        """Yield the result of each step of a scan; report the progress before each step."""
 
         def next_step(at: int) -> Command[tuple[int, list[T]]]:
             self._tell(what)
             return step(self._keys, *of, at, count)
 
-        return self._queue.scan(next_step)
+        return self.queue.scan(next_step)
 
     def _unknown(self, ids: Sequence[str]) -> list[str]:
-        """Return the ids that were not checked yet, each once."""
+        """Return the ids that were not checked before, without duplicates."""
         return [id for id in dict.fromkeys(ids) if id not in self._known]
 
     def _tell(self, what: str) -> None:
-        self._progress(what, self._found.looked_at)
+        self.progress(what, self.found.looked_at)
 
     def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:
-        """Check ids that were read in one place; note faults, and suspected faults."""
+        """Check ids that were read from one list or set; record faults and suspected ids."""
         if not ids:
             return
         self._known.update(ids)
-        self._found.looked_at += len(ids)
+        self.found.looked_at += len(ids)
         now_ms, states = self._states(ids, part, piece)
         wrong = []
         for state in states:
             is_wrong = bool(self._faults(state, now_ms))
-            # Whether such an id has a fault depends on lists that were not searched.
+            # the id may also be in a list that was not searched, so search all lists later
             needs_proof = state.listed > 0 if state.scored else not part and not state.is_empty
             if needs_proof or (is_wrong and not state.places):
                 self._suspects.add(state.id)
@@ -744,18 +765,14 @@ class Checker:
         self._note(wrong, now_ms, part, piece)
 
     def _settle_suspicions(self) -> None:
-        """Search all lists for every suspect, and note the faults that remain."""
-        length = self._length_of_lists()
-        for _ in range(ROUNDS if length > SHORT_LISTS else 0):
+        """Search all lists for the suspected ids, and record the remaining faults."""
+        for _ in range(ROUNDS if self._length_of_lists() > SHORT_LISTS else 0):
             self._drop_what_only_moved()
-        if length > LONGEST_LISTS:
-            self._found.unproved += len(self._suspects)
-            return
-        for now_ms, states in self._searched(self._suspects, length):
+        for now_ms, states in self._searched(self._suspects):
             self._note([state for state in states if self._faults(state, now_ms)], now_ms, "both")
 
     def _drop_what_only_moved(self) -> None:
-        """Read the lists again, and drop the suspects that are in one place now, or have ended."""
+        """Read the lists again; drop suspected ids that are now in exactly one state, or have ended."""
         if not self._suspects:
             return
         found: Counter[str] = Counter()
@@ -769,77 +786,81 @@ class Checker:
                     self._suspects.discard(state.id)
 
     def _report_what_stays(self) -> None:
-        """Check the faults of a queue of the Go original again, and report those that are unchanged."""
+        """Check recorded faults of a Go layout again, and report the faults that have not changed."""
         if not self._passing:
             return
-        self._tell("what was wrong, once more")
-        self._wait()
-        length = self._length_of_lists()
-        if length > LONGEST_LISTS:
-            self._found.unproved += len(self._passing)
-            return
-        for now_ms, states in self._searched(self._passing, length):
+        self._tell("faulty ids again")
+        self.wait()
+        for now_ms, states in self._searched(self._passing):
             stayed = [one for one in states if one.is_as(self._passing[one.id]) and self._faults(one, now_ms)]
             self._report(stayed, now_ms, "both")
 
     def _length_of_lists(self) -> int:
-        """Return with how many ids the script compares an id for which it searches all lists."""
-        sizes: list[int] = self._queue.run_all([calls.size(self._keys, part) for part in LISTS])
+        """Return the maximum number of entries that a search of all lists for one id compares."""
+        sizes: list[int] = self.queue.run_all([calls.size(self._keys, part) for part in LISTS])
         return sum(sizes) + self._longest_line
 
-    def _searched(self, ids: Iterable[str], length: int) -> Iterator[tuple[int, list[IdState]]]:
-        """Yield the states of `ids`, some at a time; all lists are searched."""
+    def _searched(self, ids: Collection[str]) -> Iterator[tuple[int, list[IdState]]]:
+        """Search all lists for `ids`, and yield their states in batches; yield nothing if lists are too long."""
+        length = self._length_of_lists()
+        if length > LONGEST_LISTS:
+            self.found.unproved += len(ids)
+            return
         for some in chunked(sorted(ids), max(1, min(BATCH, COMPARISONS // max(1, length)))):
             self._tell("suspects")
             yield self._states(some, "both")
 
     def _check_keys(self) -> None:
-        """Check every message key, and every place of a key that a message has or should have."""
+        """Check all message keys, all entries of `held`, and the entry of each leased message with a key."""
         in_turn = (self._scanned(name, calls.keys_among, name) for name in ("ring", "asleep"))
         found = chain([sorted(self._leases)], self._scanned("places", _places_scanned))
         names = chain([sorted(self._key_names)], *in_turn)
         places, keys = chain.from_iterable(found), chain.from_iterable(names)
         for items in chunked(chain(places, ((key, "") for key in keys)), BATCH):
-            faults = self._queue.run(check_keys(self._keys, items, repair=self._repair))
+            faults = self.queue.run(check_keys(self._keys, items, repair=self.repair))
             for (key, id), fault in zip(items, faults, strict=True):
                 if fault:
-                    self._found.add(fault, id or key, mended=self._repair)
+                    self.found.add(fault, id or key, mended=self.repair)
 
     def _check_account(self) -> None:
-        """Compare the published messages with those that ended or are alive, at one moment."""
-        totals: list[bytes] = self._queue.run(Command(("HGETALL", self._keys.totals), list))
+        """Compare the number of published messages with the ended plus the living messages."""
+        totals: list[bytes] = self.queue.run(Command(("HGETALL", self._keys.totals), list))
         numbers = {name: whole_number(number) for name, number in zip(totals[::2], totals[1::2], strict=True)}
         bad = [name for name, number in numbers.items() if number is None or number < 0]
         for name in bad:
-            self._found.add("bad-total", id_text(name))
-        if bad or self._keys.bare:  # the Go original keeps no account
+            self.found.add("bad-total", id_text(name))
+        if bad or self._keys.bare:  # the Go library does not count messages
             return
-        counts = self._queue.run(transitions.counts(self._keys))
-        until = counts.keyed and self._queue.run(transitions.key_queues(self._keys)).asleep_until
+        counts = self.queue.run(transitions.counts(self._keys))
+        until = counts.keyed and self.queue.run(transitions.key_queues(self._keys)).asleep_until
         if until:
-            self._found.add("asleep", f"until unix time {until:.0f}")
+            self.found.add("asleep", f"until unix time {until:.0f}")
         if missing := counts.missing:
-            self._found.add("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
+            self.found.add("account", f"{abs(missing)} too {'few' if missing > 0 else 'many'}", abs(missing))
 
     def _note(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
-        """Report faulty ids; in a queue of the Go original, note them: their moves may not have ended."""
+        """
+        Report faulty ids; in a Go layout, record the ids instead, and check them again later.
+
+        A Go program moves a message with several commands, so a fault may be temporary.
+        """
         if self._keys.bare:
             self._passing |= {state.id: state for state in states}
         else:
             self._report(states, now_ms, part, piece)
 
     def _report(self, states: Sequence[IdState], now_ms: int, part: Part, piece: tuple[int, int] = (1, 0)) -> None:
-        """Report faulty ids; with `repair`, repair the ids whose state is still the same."""
+        """Report faulty ids; with `repair`, first repair the ids whose state has not changed."""
         mended = set()
-        repairs = {one.id: (one, repair_of(one, now_ms, bare=self._keys.bare)) for one in states if self._repair}
+        repairs = {one.id: (one, repair_of(one, now_ms, bare=self._keys.bare)) for one in states if self.repair}
         wishes = {id: (state.digest, *repair) for id, (state, repair) in repairs.items() if repair}
         if wishes:
             lines = {state.id: state.at for state in states}
             call = check_ids(self._keys, [*wishes], part=part, piece=piece, lines=lines, wishes=wishes)
-            mended = {id for id, row in zip(wishes, self._queue.run(call)[1], strict=True) if row == b"mended"}
+            mended = {id for id, row in zip(wishes, self.queue.run(call)[1], strict=True) if row == b"mended"}
         for state in states:
             for name in self._faults(state, now_ms):
-                self._found.add(name, state.id, mended=state.id in mended)
+                self.found.add(name, state.id, mended=state.id in mended)
 
     def _faults(self, state: IdState, now_ms: int) -> list[str]:
         return faults_of(state, now_ms, bare=self._keys.bare)
@@ -847,9 +868,9 @@ class Checker:
     def _states(
         self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)
     ) -> tuple[int, list[IdState]]:
-        """Read the state of ids, and note their key queues and leases."""
+        """Read the states of ids; update `_lines` and `_leases`."""
         lines = self._lines
-        now_ms, rows = self._queue.run(check_ids(self._keys, ids, part=part, piece=piece, lines=lines))
+        now_ms, rows = self.queue.run(check_ids(self._keys, ids, part=part, piece=piece, lines=lines))
         states = [read_state(id, row, lines.get(id, "")) for id, row in zip(ids, rows, strict=True)]
         for state in states:
             if state.at and state.at == state.key:

@@ -1,14 +1,15 @@
--- check_keys: a stuck message key -> the ring; a place without a leased message -> free
+-- check_keys: a stuck message key -> the ring; an entry of `held` without a leased message -> removed
 --
 -- KEYS  unack pending retries_left lease wake limits ring held asleep rates line
 -- ARGV  clock repair | key id
 -- Runs  unack:ZSCORE pending:ZSCORE retries_left:HGET lease:HGET wake:LLEN,LPUSH limits:HGET,HMGET
 --       ring:ZADD,ZRANGE,ZREM,ZSCORE held:ZADD,ZCARD,ZLEXCOUNT,ZREM,ZSCORE asleep:ZMSCORE,ZREM,ZSCORE rates:ZSCORE line:EXISTS
--- Returns  the fault of each, empty for none
+-- Returns  the fault of each item, an empty text without a fault
 -- Nothing to do: empty texts.
 --
--- An item without an id is about a key; else about the place of that message under that key. A key may sleep for
--- ever, when it is paused, but not until a time that is further ahead than any due time.
+-- An item with an id checks the message's place: its entry in `held`, which counts the message against the limit of its
+-- key. An item without an id checks the message key. In `asleep`, the end of a paused key is infinite. Any other end
+-- that is more than ten years in the future is a fault.
 
 local answers, keys, freed, taken, awake, out = {}, {}, {}, {}, {}, {}
 

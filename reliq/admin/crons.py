@@ -1,65 +1,77 @@
-"""Periodic entries as an operator sees and changes them."""
+"""Periodic jobs: methods with which operators read and change them."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from reliq.admin.queues import chosen
-from reliq.admin.session import AdminBase
+from reliq.admin.session import AdminBase, QueueSession
 from reliq.errors import ConfigurationError
-from reliq.keys import run_id
+from reliq.keys import Keys, run_id
 from reliq.lua import transitions
 from reliq.metrics.crons import SKIPS, UNSERVED_SECONDS, CronState, cron_states
 from reliq.queue import pause_by
 from reliq.redis import commands
 from reliq.redis.commands import Command
+from reliq.redis.connection import BLOCKING, Driver, run_blocking
 from reliq.schedule import Schedule
+from reliq.schedules import StoredSchedule, StoredSchedules
 from reliq.settings import seconds
-from reliq.text import whole_number
+from reliq.text import shell_command, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.admin.session import QueueSession
-    from reliq.keys import Keys
     from reliq.message import Duration
     from reliq.redis.session import Session
 
-#: A requested run is polled this often until a worker has published it.
+#: Seconds between two checks whether a worker has published the message of a requested run.
 RUN_POLL_SECONDS = 0.1
-#: One call of a resume counts at most this many skipped ticks.
+#: `resume_cron` counts at most this many skipped ticks in one call to Redis.
 TICKS_TOGETHER = 100_000
-#: The fields of an entry in the hash `cron`; see reliq.schedule.
+#: The fields of a periodic job in the Redis hash `cron`; `reliq.schedule` describes them.
 FIELDS = ("schedule", "seen", "former", "former_seen", "last", "ticked", "id", "missed", *SKIPS, "pause", "asked")
 
 
 class CronReads(AdminBase):
-    """The periodic entries of queues."""
+    """The method that reads the periodic jobs of queues."""
 
     def crons(self, names: Sequence[str] = ()) -> list[CronState]:
-        """Return the periodic entries of the queues named, or of all in the registry, by name."""
-        session = self._redis.session()
-        return crons_of(session, chosen(session, [self._redis.queue(name).keys for name in names]).queues)
+        """Return the periodic jobs of the named queues, or of all registered queues, sorted by name."""
+        session = self._session()
+        return crons_of(session, chosen(session, [self._queue(name).keys for name in names]).queues)
+
+    def schedules(self, queue: str, *, prefix: str = "", limit: int = 1000) -> list[StoredSchedule]:
+        """Return the stored schedules of a queue, see `Queue.schedules`."""
+        return run_blocking(_stored(self._queue(queue)).read(BLOCKING, prefix, limit))
 
 
 class CronActions(AdminBase):
-    """Changes of periodic entries."""
+    """The methods that change periodic jobs."""
 
     def run_cron(self, queue: str, name: str, *, wait: Duration = 15.0) -> str:
         """
-        Have a worker publish the message of a periodic entry at once, even while it is paused; return the message's id.
+        Run a periodic job now, even while it is paused; return the id of its message.
+
+        This call waits until a running worker has published the message.
+
+        Args:
+            queue: name of the queue.
+            name: name of the periodic job.
+            wait: seconds to wait for a worker.
 
         Raises:
-            ConfigurationError: the queue has no such entry, no worker has it, or none has published within `wait`.
+            ConfigurationError: the queue has no job of this name, no worker has the job in its code, or no worker has
+                published the message within `wait` seconds.
         """
         for_seconds = seconds("wait", wait)
-        session = self._redis.queue(queue)
+        session = self._queue(queue)
         cron, now_ms = _cron(session, name)
         if not cron.is_served:
-            raise ConfigurationError(f"no worker has the periodic entry {name!r} now: start one that publishes it")
+            raise ConfigurationError(f"no worker has the periodic job {name!r} now: start a worker with this job")
         key, field = session.keys.cron, f"{name} asked"
         read_request = Command(("HGET", key, field), lambda reply: whole_number(reply or b""))
         asked_ms = session.run(read_request)
@@ -70,26 +82,35 @@ class CronActions(AdminBase):
         while session.run(read_request) is not None:
             if time.monotonic() > until and session.run(Command(("HDEL", key, field), int)):
                 raise ConfigurationError(
-                    f"no worker has published the periodic entry {name!r} within {for_seconds:.10g} s; see their logs"
+                    f"no worker has published the periodic job {name!r} within {for_seconds:.10g} s; see worker logs"
                 )
             time.sleep(RUN_POLL_SECONDS)
         return run_id(name, asked_ms)
 
     def pause_cron(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
-        """Have the ticks of a periodic entry skipped, and counted, until `resume_cron`; `by` is user@host by default."""
-        session = self._redis.queue(queue)
+        """
+        Pause a periodic job: its ticks are skipped and counted until `resume_cron`.
+
+        Args:
+            queue: name of the queue.
+            name: name of the periodic job.
+            reason: why the job is paused, for other operators.
+            by: who pauses it; by default user@host.
+        """
+        session = self._queue(queue)
         pause = pause_by(by, reason)
         _cron(session, name)
         session.run(Command(("HSET", session.keys.cron, f"{name} pause", msgspec.json.encode(pause)), int))
 
     def resume_cron(self, queue: str, name: str) -> bool:
-        """Have the next tick of a periodic entry published; return whether it was paused. Ticks until now are skipped."""
-        session = self._redis.queue(queue)
+        """Resume a periodic job; return whether it was paused. Ticks before this call stay skipped."""
+        session = self._queue(queue)
         cron, now_ms = _cron(session, name)
         counted = -1
-        while cron.pause and cron.last != counted:  # there may be no worker to count the skipped ticks
+        # count the skipped ticks here, because perhaps no running worker counts them
+        while cron.pause and cron.last != counted:
             counted = cron.last
-            # A schedule that cannot be read here has no next tick.
+            # a schedule that this version cannot read has no next tick
             schedule = None if cron.next is None else Schedule.parse(cron.schedule)
             if schedule and (ticks := schedule.ticks(cron.last, now_ms // 1000, most=TICKS_TOGETHER)):
                 skipped = transitions.Tick(name, cron.schedule, ticks[-1], cron.last, missed=len(ticks))
@@ -98,19 +119,65 @@ class CronActions(AdminBase):
         return session.run(Command(("HDEL", session.keys.cron, f"{name} pause"), bool))
 
     def delete_cron(self, queue: str, name: str) -> None:
-        """Remove the state of a periodic entry that is no longer in the code; raise while a worker has it."""
-        session = self._redis.queue(queue)
+        """
+        Delete the state of a periodic job that was removed from the code.
+
+        Raises:
+            ConfigurationError: the queue has no such job, or a worker still has the job in its code.
+        """
+        session = self._queue(queue)
         cron, _ = _cron(session, name)
         if cron.is_served:
             raise ConfigurationError(
-                f"a worker has the periodic entry {name!r}, and would register it again: take it out of the code, and wait "
-                f"{UNSERVED_SECONDS} s after the last worker with it has ended"
+                f"a worker has the periodic job {name!r} in its code, and would register it again: remove the job from "
+                f"the code, stop the workers that have it, and try again after {UNSERVED_SECONDS} s"
             )
         session.run(Command(("HDEL", session.keys.cron, *(f"{name} {field}" for field in FIELDS)), int))
 
+    def pause_schedule(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
+        """
+        Pause a stored schedule: its ticks are skipped until `resume_schedule`.
+
+        Args:
+            queue: name of the queue.
+            name: name of the schedule.
+            reason: why the schedule is paused, for other operators.
+            by: who pauses it; by default user@host.
+
+        Raises:
+            ConfigurationError: the queue has no such schedule.
+        """
+        pause = msgspec.json.encode(pause_by(by, reason))
+        run_blocking(_stored(self._queue(queue), name).change(BLOCKING, "pause", name, pause))
+
+    def resume_schedule(self, queue: str, name: str) -> bool:
+        """Resume a stored schedule; return whether it was paused. Ticks before this call stay skipped."""
+        return run_blocking(_stored(self._queue(queue), name).resume(BLOCKING, name))
+
+    def delete_schedule(self, queue: str, name: str) -> None:
+        """Delete a stored schedule; raise ConfigurationError if the queue has no such schedule."""
+        run_blocking(_stored(self._queue(queue), name).change(BLOCKING, "delete", name))
+
+
+def _stored(queue: QueueSession, name: str = "") -> StoredSchedules:
+    """Return the stored schedules of a queue; raise ConfigurationError if no schedule is called `name`."""
+
+    async def ask(_driver: Driver, request: Any) -> Any:
+        return queue.run(request)
+
+    if name and not queue.run(Command(("HEXISTS", queue.keys.plans, name), bool)):
+        see = shell_command("schedules", queue.keys.name, layout=queue.keys.layout)
+        raise ConfigurationError(f"queue {queue.keys.name!r} has no stored schedule {name[:100]!r}; see `{see}`")
+    unused: Any = None
+    return StoredSchedules(queue.keys, unused, unused, ask)
+
 
 def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronState]:
-    """Return the periodic entries of queues, by name; none of a queue that refuses."""
+    """
+    Return the periodic jobs of queues, sorted by name.
+
+    Queues that Redis refuses to read are skipped.
+    """
     now_ms, *answers = session.try_all([commands.server_ms(), *map(cron_states, queues)])
     if isinstance(now_ms, Exception):
         raise now_ms
@@ -126,10 +193,15 @@ def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronState]:
 
 
 def _cron(queue: QueueSession, name: str) -> tuple[CronState, int]:
-    """Return an entry and Redis' clock in ms; raise ConfigurationError when the queue has no entry of that name."""
+    """
+    Return a periodic job and the server's time in ms.
+
+    Raises:
+        ConfigurationError: the queue has no periodic job of this name.
+    """
     states, now_ms = queue.run_all([cron_states(queue.keys), commands.server_ms()])
     crons = {cron.name: cron for cron in states}
     if name not in crons:
         known = f"it has {', '.join(crons)}" if crons else "it has none"
-        raise ConfigurationError(f"queue {queue.name!r} has no periodic entry {str(name)[:80]!r}; {known}")
+        raise ConfigurationError(f"queue {queue.name!r} has no periodic job {str(name)[:80]!r}; {known}")
     return crons[name].at(now_ms / 1000, is_alive=False), now_ms

@@ -1,20 +1,30 @@
-"""Filters: which messages of a state an operator chooses."""
+"""States of messages, filters and roles of Redis users, as operators name them in commands."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from reliq.errors import ConfigurationError
-from reliq.message import DEATH_REASONS
+from reliq.message import DEATH_REASONS, DeadLetter, Header
 from reliq.settings import check_is_one_of, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from reliq.message import DeadLetter, Header
+
+Place = Literal["pending", "ready", "waiting", "unack", "retry", "garbage", "dead", "ended"]
+PLACES: tuple[Place, ...] = get_args(Place)
+#: Messages in these states can be cancelled, or moved to another queue.
+CANCELLABLE: tuple[Place, ...] = ("pending", "ready", "waiting", "retry", "unack")
+#: Messages in these states can be deleted.
+PURGEABLE: tuple[Place, ...] = (*CANCELLABLE, "garbage", "dead")
+
+#: Each role has the rights that one kind of process or person needs.
+Role = Literal["producer", "consumer", "operator", "viewer", "exporter"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 EndKind = Literal["dead", "expired", "cancelled", "purged", "acked"]
 END_KINDS: tuple[EndKind, ...] = get_args(EndKind)
@@ -22,34 +32,41 @@ END_KINDS: tuple[EndKind, ...] = get_args(EndKind)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
-#: The fields of a filter that choose among messages that have not ended.
+#: The fields of a filter for messages that have not ended.
 _OF_MESSAGES = {"headers", "match", "key"}
-#: State -> the fields that choose among its messages, where they are others.
+#: For each state of ended messages, the fields of its filter.
 _OF_ENDED = {
     "dead": _OF_MESSAGES | {"ids", "reason", "raised", "error", "older_than", "newer_than"},
     "ended": {"ids", "reason", "error", "older_than", "newer_than", "kind"},
 }
 
 
+def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
+    """Return the name of a state; raise ConfigurationError if it is not in `allowed`."""
+    check_is_one_of("state", place, allowed)
+    return cast("Place", place)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
     """
-    A choice among the messages of a state; without arguments, all of them.
+    A filter for the messages of a state; without arguments, it matches every message.
 
     Attributes:
-        headers: names and values that a message's headers must have.
-        match: text that its body must have, as it is or as JSON escapes it.
-        key: its message key; empty for all.
-        ids: message ids; empty for all. This field and the fields below choose dead letters and ended messages.
+        headers: names and values that a message's headers must contain.
+        match: text that a message's body must contain, as UTF-8 or with JSON escapes.
+        key: the message key; empty for all.
+        ids: message ids; empty for all. This field and the fields below apply only to dead letters and ended messages.
         reason: one of `DEATH_REASONS`; empty for all.
-        raised: class and place of the exception, exactly as dead letters have it; empty for dead letters without an
-            exception, None for all.
-        error: text that the last error must have.
-        older_than, newer_than: seconds since the end, or None.
-        kind: how an ended message ended: `dead`, `expired`, `cancelled`, `purged` or `acked`; empty for all but `acked`.
+        raised: class and place of the exception, exactly as `DeadLetter.raised`; None for all, empty for dead letters
+            without an exception.
+        error: text that the last error must contain.
+        older_than, newer_than: least and most seconds since the message ended; None for no bound.
+        kind: how the message ended: `dead`, `expired`, `cancelled`, `purged` or `acked`; empty for all except
+            `acked` messages.
 
     Raises:
-        ConfigurationError: an unknown reason or kind, or an age that is not allowed.
+        ConfigurationError: the reason or kind is unknown, or an age is not allowed.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -74,25 +91,27 @@ class Filter:
 
     @property
     def is_set(self) -> bool:
-        """Whether the filter leaves any message out."""
+        """Whether any field is set; without a field, the filter matches every message."""
         return self != EVERYTHING
 
     def check(self, state: str) -> None:
-        """Raise ConfigurationError for a field that does not choose among the messages of a state."""
+        """Raise ConfigurationError if a field is set that does not apply to messages of `state`."""
         allowed = _OF_ENDED.get(state, _OF_MESSAGES)
         for name in self.__dataclass_fields__:
             if name not in allowed and getattr(self, name) != getattr(EVERYTHING, name):
                 raise ConfigurationError(
-                    f"a filter of {state} messages has no {name!r}; it has {', '.join(sorted(allowed))}"
+                    f"a filter for {state} messages cannot have {name!r}, only {', '.join(sorted(allowed))}"
                 )
 
     def chooses(self, header: Header, body: bytes) -> bool:
-        """Report whether the filter chooses a message of this header and body."""
+        """Return whether the filter matches a message with this header and body."""
         carries = self.headers.items() <= header.headers.items() and self.key in ("", header.key)
-        return carries and any(needle in body for needle in _spellings(self.match))
+        # the text as UTF-8, and with the escapes that some JSON encoders write
+        spellings = (self.match.encode("utf-8", "surrogatepass"), json.dumps(self.match)[1:-1].encode())
+        return carries and any(spelling in body for spelling in spellings)
 
     def chooses_letter(self, letter: DeadLetter) -> bool:
-        """Report whether the filter chooses a dead letter; `span` chooses by age."""
+        """Return whether a dead letter matches all fields except the ages, which `span` applies."""
         return (
             self.chooses_end(letter.id, "dead", letter.reason, letter.error)
             and self.raised in (None, letter.raised)
@@ -100,7 +119,7 @@ class Filter:
         )
 
     def chooses_end(self, id: str, kind: str, reason: str, error: str) -> bool:
-        """Report whether the filter chooses an ended message; `span` chooses by age."""
+        """Return whether an ended message matches all fields except the ages, which `span` applies."""
         return (
             (not self.ids or id in self.ids)
             and self.kind in ("", kind)
@@ -109,7 +128,7 @@ class Filter:
         )
 
     def span(self, now_ms: int) -> tuple[str, str]:
-        """Return the first and the last stream id that ends of the wanted age can have."""
+        """Return the first and last stream id that `newer_than` and `older_than` allow."""
         first = "-" if self.newer_than is None else f"{max(0, now_ms - round(self.newer_than * 1000))}"
         last = "+" if self.older_than is None else f"{max(0, now_ms - round(self.older_than * 1000))}"
         return first, last
@@ -119,11 +138,15 @@ EVERYTHING = Filter()
 
 
 def ignore(*_seen: Any) -> None:
-    """Do nothing with a step: its caller does not follow the progress."""
+    """Do nothing: the default callback of methods that report progress."""
 
 
 def duration(text: str) -> float:
-    """Return `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms` or plain seconds as seconds; else raise ConfigurationError."""
+    """
+    Return a duration in seconds; raise ConfigurationError if its form is wrong.
+
+    Valid forms: `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms`, or plain seconds.
+    """
     parts = _PART.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNITS[unit] for number, unit in parts)
@@ -133,7 +156,7 @@ def duration(text: str) -> float:
 
 
 def headers_of(given: Sequence[str] | None) -> dict[str, str]:
-    """Return `NAME=VALUE` texts as headers; raise ConfigurationError for another form."""
+    """Return `NAME=VALUE` texts as a dict of headers; raise ConfigurationError for other texts."""
     headers = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -141,8 +164,3 @@ def headers_of(given: Sequence[str] | None) -> dict[str, str]:
             raise ConfigurationError(f"a header is written NAME=VALUE, such as tenant=acme, not {one[:40]!r}")
         headers[name] = value
     return headers
-
-
-def _spellings(text: str) -> tuple[bytes, ...]:
-    """Return the bytes that `text` may be in a body: UTF-8, or escaped as some writers of JSON do."""
-    return tuple({text.encode("utf-8", "surrogatepass"), json.dumps(text)[1:-1].encode()})

@@ -1,19 +1,24 @@
-"""The message keys of a queue, and its limits and their change while the queue is in use."""
+"""Methods that read and change the message keys and the limits of a queue in use."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Unpack
 
 from reliq.admin import calls
 from reliq.admin.messages import every_key
 from reliq.admin.session import AdminBase
 from reliq.errors import ConfigurationError
+from reliq.keys import limit_key
 from reliq.lua import transitions
 from reliq.publish import check_one_shard
+from reliq.redis import commands
+from reliq.redis.commands import Command
 from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.server import PUBLISH_SECONDS
-from reliq.settings import UNIT_US, WEIGHT_FIELD, Limits, check_int, milliseconds, seconds
+from reliq.settings import BY_COST, UNIT_US, WEIGHT_FIELD, LimitOptions, Limits, check_int, milliseconds, seconds
 from reliq.text import chunked, shell_command
 from reliq.wire_format import check_key
 
@@ -22,50 +27,75 @@ if TYPE_CHECKING:
 
     from reliq.lua.transitions import KeyQueue, KeyQueues
     from reliq.message import Duration
-    from reliq.settings import LimitOptions
 
-#: One call reads at most this many keys.
+#: One call reads at most this many message keys.
 KEYS_LIMIT = 200
+#: Number of Redis keys in one step of a SCAN, which blocks Redis for less than a millisecond.
+STEP_KEYS = 1000
 
-#: The limits that may be cleared, each with its fields in the hash `limits`; a burst goes with its rate.
+#: For each name that `clear` accepts, its fields in the Redis hash `limits`. Clearing a rate also clears its burst.
 FIELDS = {
     "ordered": ("ordered", "per_key"),
     "per_key": ("per_key",),
-    "rate": ("rate_us", "burst"),
-    "burst": ("burst",),
+    "rate": ("rate_us", "burst", "cost_ns", "cost_burst"),
+    "burst": ("burst", "cost_burst"),
     "key_rate": ("key_rate_us", "key_burst"),
     "key_burst": ("key_burst",),
     "concurrency": ("concurrency",),
 }
-#: All weights are cleared by this name; one is cleared by `weight:KEY`.
+#: Clearing this name clears all weights; `weight:KEY` clears a single weight.
 WEIGHTS: Final = "key_weights"
-#: Fields that scripts write for themselves.
+#: Fields of the hash `limits` that are not limits; only scripts use them.
 _OWN = frozenset({"on", "declared", "weighted", "walk"})
 
 
+@dataclass(frozen=True, slots=True)
+class SharedLimit:
+    """
+    A rate of a limit that several queues share, as the worker that started last declared the limit.
+
+    Attributes:
+        rate: maximum number of messages that start per time unit, such as "500/m"; or their maximum total cost, such as
+            "100000/m by cost".
+        burst: number or cost of the messages that may start together after a pause.
+        free: number or cost of the messages that may start now; 0 if a worker has booked a later start.
+    """
+
+    name: str
+    rate: str
+    burst: int
+    free: int
+
+
 class KeyReads(AdminBase):
-    """The message keys of a queue, and its limits."""
+    """The methods that read the message keys of a queue, and its limits."""
 
     def keys(self, queue: str, *, limit: int = 20) -> KeyQueues:
-        """Return the keys of a queue with most waiting messages, and how many keys and messages are in which state."""
-        session = self._redis.queue(queue)
+        """
+        Return the message keys with the most waiting messages, and totals of keys and messages.
+
+        Args:
+            queue: name of the queue.
+            limit: maximum number of message keys.
+        """
+        session = self._queue(queue)
         most = check_int("limit", limit, least=1, most=KEYS_LIMIT)
         counts = session.run(transitions.counts(session.keys))
         queues = session.run(transitions.key_queues(session.keys, most=most))
         return replace(queues, waiting=counts.waiting)
 
     def key(self, queue: str, key: str) -> KeyQueue:
-        """Return how many messages of one key wait and run, and why they wait."""
-        session = self._redis.queue(queue)
+        """Return the waiting and running messages of one key, and why its messages wait."""
+        session = self._queue(queue)
         return session.run(transitions.key_queues(session.keys, of=[check_key(key)])).largest[0]
 
     def each_key(self, queue: str) -> Iterator[KeyQueue]:
         """
-        Yield the keys that have waiting or running messages, or that sleep, in no order.
+        Yield the keys that are throttled or have waiting or running messages, in any order.
 
-        A key that does not change meanwhile is yielded once.
+        A key that does not change during the iteration is yielded exactly once.
         """
-        session = self._redis.queue(queue)
+        session = self._queue(queue)
         return (
             key_queue
             for keys in chunked(every_key(session), KEYS_LIMIT)
@@ -74,30 +104,55 @@ class KeyReads(AdminBase):
         )
 
     def limits(self, queue: str) -> Limits:
-        """Return the limits of a queue as they hold now: those that a worker declared, or that were set since."""
-        session = self._redis.queue(queue)
+        """Return the limits now in effect: as a worker declared them, or as an operator changed them later."""
+        session = self._queue(queue)
         stored = session.run(calls.limit_fields(session.keys))
         return read_limits(queue, stored)
 
+    def shared_limits(self) -> list[SharedLimit]:
+        """Return the rates of limits that queues share, sorted by name. Scan all Redis keys in short steps."""
+        session = self._session()
+        scan = partial(calls.keys_scanned, limit_key("*"), count=STEP_KEYS)
+        keys = sorted({key for server in session.each().values() for some in server.scan(scan) for key in some})
+        now_us = session.run(commands.server_ms()) * 1000
+
+        def read(key: str, reply: Sequence[bytes | None]) -> list[SharedLimit]:
+            rates, bursts, buckets, full, cost_full = ((text or b"").decode() for text in reply)
+            every, _, cost_every, _ = map(int, buckets.split())
+            found = []
+            for rate, burst in zip(rates.split(", "), map(int, bursts.split(", ")), strict=True):
+                unit_ns, full_us = (cost_every, cost_full) if rate.endswith(BY_COST) else (every, full)
+                free = math.floor(burst - (int(full_us or now_us) - now_us) * 1000 / unit_ns)
+                name = key[len(limit_key("")) - 1 : -1]
+                found.append(SharedLimit(name, rate, burst, max(0, min(burst, free))))
+            return found
+
+        fields = ("rate", "burst", "buckets", "full", "cost_full")
+        return [one for key in keys for one in session.run(Command(("HMGET", key, *fields), partial(read, key)))]
+
 
 class KeyActions(AdminBase):
-    """Changes of the limits of a queue, and of its message keys."""
+    """The methods that change the limits of a queue, and pause and resume its message keys."""
 
     def set_limits(self, queue: str, *, clear: Sequence[str] = (), **changes: Unpack[LimitOptions]) -> Limits:
         """
-        Change limits while the queue is in use, within a second, for many keys within seconds; return all that hold then.
+        Change the limits of a queue in use; return all limits now in effect.
 
-        They hold until a worker starts with other limits in its code than the worker before it. A new rate has its
-        default burst unless `burst` is given.
+        The change takes effect within a second, or within some seconds with many keys. They stay in effect
+        until the limits in the workers' code change: the first worker with the new code then writes its limits. A new
+        rate gets its default burst if `burst` is not given.
 
         Args:
-            clear: names of limits to remove; `weight:KEY` for one weight, `key_weights` for all of them.
-            changes: limits as in `Queue`; None leaves a limit as it is. Keys that `key_weights` does not name keep their weights.
+            queue: name of the queue.
+            clear: names of limits to remove; `weight:KEY` for one weight, `key_weights` for all weights.
+            changes: limits as in `Queue`; None leaves a limit unchanged. Keys that are not in `key_weights` keep their
+                weights.
 
         Raises:
-            ConfigurationError: a limit is not allowed, or the queue can have none: it has the Go layout or several shards.
+            ConfigurationError: a limit is not allowed, or the queue cannot have limits, because it has the Go layout
+                or several shards.
         """
-        session = self._redis.queue(queue)
+        session = self._queue(queue)
         if session.keys.bare:
             raise ConfigurationError(f"queue {queue!r} has the Go layout: programs in Go ignore limits")
         weights = changes.pop(WEIGHTS, {})
@@ -118,41 +173,51 @@ class KeyActions(AdminBase):
         now = read_limits(queue, {field: value for field, value in stored.items() if field not in replaced})
         kept = {name: getattr(now, name) for name in FIELDS}
         wanted = Limits(**{**kept, **given, WEIGHTS: {**now.key_weights, **weights}}).fields()
-        known_shards = self._redis.publisher(queue).known_shards
+        known_shards = self._publisher(queue).known_shards
         run_blocking(known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
         check_one_shard(known_shards)
         fields = {field: value for field, value in wanted.items() if stored.get(field) != value and field not in _OWN}
-        fields |= dict.fromkeys(stored.keys() - wanted.keys() - _OWN, "")  # an empty field is removed
+        # the script `limit` removes a field with an empty value
+        fields |= dict.fromkeys(stored.keys() - wanted.keys() - _OWN, "")
         if fields:
             session.run(transitions.limit(session.keys, fields))
         return limits_of(wanted)
 
     def pause_key(self, queue: str, key: str, *, for_: Duration | None = None) -> None:
-        """Have no message of one key start, for `for_` seconds or until `resume_key`; running messages go on."""
-        session = self._redis.queue(queue)
+        """
+        Pause a message key: workers start no further messages of the key; running messages continue.
+
+        Args:
+            queue: name of the queue.
+            key: the message key.
+            for_: seconds until the key resumes; None for no end before `resume_key`.
+        """
+        session = self._queue(queue)
         if session.keys.bare or session.is_sharded:
             why = "has several shards" if session.is_sharded else "has the Go layout"
-            raise ConfigurationError(
-                f"queue {queue!r} {why}, and so no keys; "
-                f"`{shell_command('pause', queue, layout=session.keys.layout)}` pauses all of it"
-            )
+            pause = shell_command("pause", queue, layout=session.keys.layout)
+            raise ConfigurationError(f"queue {queue!r} {why}, and so no message keys; `{pause}` pauses the whole queue")
         for_ms = None if for_ is None else milliseconds(seconds("for_", for_, least=0.001))
         session.run(transitions.sleep(session.keys, check_key(key), for_ms=for_ms))
 
     def resume_key(self, queue: str, key: str) -> bool:
-        """Resume a key that is paused, or that a handler or its rate put to sleep; return whether it was."""
-        session = self._redis.queue(queue)
+        """Resume a paused or throttled key; return whether it was paused or throttled."""
+        session = self._queue(queue)
         return session.run(transitions.sleep(session.keys, check_key(key), for_ms=0))
 
 
 def read_limits(queue: str, stored: Mapping[str, str]) -> Limits:
-    """Return the limits of a queue as Redis stores them; raise ConfigurationError for a malformed value."""
+    """
+    Return a queue's limits from the hash `limits`.
+
+    Raises:
+        ConfigurationError: a value in the hash is invalid.
+    """
     try:
         return limits_of(stored)
     except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{error}; `{shell_command('limits', queue, options=['--clear', 'NAME'])}` removes it"
-        ) from None
+        clear = shell_command("limits", queue, options=["--clear", "NAME"])
+        raise ConfigurationError(f"{error}; `{clear}` removes it") from None
 
 
 def limits_of(stored: Mapping[str, str]) -> Limits:
@@ -160,15 +225,20 @@ def limits_of(stored: Mapping[str, str]) -> Limits:
     Return the limits in the fields of the hash `limits`; unknown fields are ignored.
 
     Raises:
-        ConfigurationError: something else has written a value that is not allowed.
+        ConfigurationError: another program has written an invalid value.
     """
     ordered = stored.get("ordered") == "1"
+    read = [
+        (_rate(name, stored), _number(burst, stored))
+        for name, burst in (("rate_us", "burst"), ("cost_ns", "cost_burst"))
+    ]
+    rates = [(rate, burst) for rate, burst in read if rate]
     weighted = [name for name in stored if name.startswith(WEIGHT_FIELD)]
     return Limits(
         ordered=ordered,
         per_key=None if ordered else _number("per_key", stored),
-        rate=_rate("rate_us", stored),
-        burst=_number("burst", stored),
+        rate=[rate for rate, _ in rates],
+        burst=[burst for _, burst in rates],
         key_rate=_rate("key_rate_us", stored),
         key_burst=_number("key_burst", stored),
         concurrency=_number("concurrency", stored),
@@ -177,19 +247,20 @@ def limits_of(stored: Mapping[str, str]) -> Limits:
 
 
 def _rate(name: str, stored: Mapping[str, str]) -> str | None:
-    """Return a rate as a person writes it: the fewest messages, in the shortest unit, that come to the same."""
+    """Return a rate as text, in the shortest time unit that expresses it exactly; None if it is not set."""
     us = _number(name, stored)
     if not us:
         return None
+    scale, end = (1000, BY_COST) if name == "cost_ns" else (1, "")
     for unit, unit_us in UNIT_US.items():
-        number = -(-unit_us // us)
-        if -(-unit_us // number) == us:
-            return f"{number}/{unit}"
-    return f"{-(-UNIT_US['h'] // us)}/h"
+        number = -(-unit_us * scale // us)
+        if -(-unit_us * scale // number) == us:
+            return f"{number}/{unit}{end}"
+    return f"{number}/h{end}"
 
 
 def _number(name: str, stored: Mapping[str, str]) -> int | None:
-    """Return a number of the hash; None without one."""
+    """Return a field of the hash `limits` as a number; None if it is missing."""
     text = stored.get(name, "")
     if not text:
         return None

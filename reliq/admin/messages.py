@@ -1,8 +1,8 @@
 """
-The messages of a queue, state by state: each list, page, count and bulk change reads them by `walk`.
+Read the messages of a state; lists, pages, counts and bulk changes all use `walk`.
 
-A walk goes in bounded steps, so that no request keeps Redis busy for long, while messages come and go. The shards of a
-queue, and the keys whose messages wait, are the parts of a state: a walk goes through one after another.
+A walk reads bounded steps, so that no request blocks Redis for long. The queue can be in use meanwhile. Each walk reads
+one part of a state: one shard of the queue or, for waiting messages, one message key of a shard.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import re
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from reliq.admin import calls
-from reliq.admin.calls import STEP_IDS, KeyQueueState, Spot, place_of
-from reliq.admin.filters import EVERYTHING, Filter, ignore
+from reliq.admin.calls import STEP_IDS, KeyQueueState, KeySet, Spot, Stream, place_of
+from reliq.admin.filters import EVERYTHING, PLACES, EndKind, Filter, Place, check_place, ignore
 from reliq.admin.session import AdminBase, QueueSession
-from reliq.admin.words import PLACES, Place, check_place
 from reliq.errors import ConfigurationError
 from reliq.lua import transitions
-from reliq.message import PRIORITY_LINES, Counts
+from reliq.message import PRIORITY_LINES, Counts, DeadLetter, Priority
 from reliq.redis import commands
-from reliq.redis.commands import Command, id_text
+from reliq.redis.commands import Command, Request, SortedSet, id_text, read_ids
 from reliq.settings import BATCH_LIMIT, MIB, check_int, seconds
 from reliq.text import chunked, clamp_time, pluralize, whole_number
 from reliq.wire_format import (
@@ -39,47 +38,37 @@ from reliq.wire_format import (
     read_count,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-
-    from reliq.admin.calls import KeySet, Stream
-    from reliq.admin.filters import EndKind
-    from reliq.message import DeadLetter, Priority
-    from reliq.redis.commands import Request, SortedSet
-
 EntryMark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "dead", "expired", "purged", "acked"]
 EventKind = Literal["published", "failed", "claimed", "due", "dead", "expired", "cancelled", "purged", "acked"]
 
-#: Members of `ring` and `held` that are no keys: the turn of ready and retry, and the places of messages that only wait.
+#: Members of the sorted sets `ring` and `held` that are not message keys. In `ring`, "" stands for the states ready and
+#: retry, which take turns with the keys. In `held`, "\2" marks ordered messages that wait for their redelivery.
 NO_KEYS = ("", "\2")
-#: The first step reads one dead letter, because a letter may have any size. Each later step reads at most twice as many
-#: letters as the step before, and as many as LETTERS_STEP_BYTES are expected to hold.
+#: Dead letters may be large. So the first step reads one letter, and each later step at most twice the previous number.
+#: A step reads no more letters than probably fit into LETTERS_STEP_BYTES.
 FIRST_STEP = 1
 LETTERS_STEP_BYTES = MIB
 MARKS: dict[type[StateWord], EntryMark] = {Backoff: "nacked", Suspect: "suspect", Delayed: "delayed"}
 
-#: A page has at most this many messages.
+#: A page contains at most this many messages.
 PAGE_LIMIT = 200
-#: An entry has this many bytes of a body.
+#: An `Entry` contains at most this many bytes of a message's body.
 BODY_BYTES = 1024
-#: The first bytes of a value that are read: most headers, and the start of the body.
+#: The first read of a stored message reads this many bytes: usually all headers, and the start of the body.
 START_BYTES = 2 * BODY_BYTES
-#: A step of a page that filters looks at this many messages.
+#: With a filter, a page reads this many messages in each step.
 SEARCH_STEP = 32
-#: With a rate, a step of a bulk method does as many as the rate permits in this many seconds.
+#: With a rate, one step of a bulk method processes the messages that the rate allows in this many seconds.
 RATE_SECONDS = 0.2
 #: A page reads for at most this many seconds.
 LONGEST_SEARCH = 60
-#: How the place is written at which a walk goes on.
-_STREAM_PLACE = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-_PLACES = {
-    "dead": _STREAM_PLACE,
-    "ended": _STREAM_PLACE,
+#: For each state, the pattern of a position. A page begins after a position.
+_POSITIONS = {
+    **dict.fromkeys(("dead", "ended"), re.compile(r"[0-9]{1,20}-[0-9]{1,20}")),
+    **dict.fromkeys(("pending", "unack"), re.compile(r"-?(inf|[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?) .*", re.DOTALL)),
+    **dict.fromkeys(("ready", "waiting", "retry"), re.compile(r"[0-9]{1,9} .*", re.DOTALL)),
     "garbage": re.compile(r"[0-9]{1,19} [0-9]{1,9}"),
-    "pending": re.compile(r"-?(inf|[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?) .*", re.DOTALL),
-    "ready": re.compile(r"[0-9]{1,9} .*", re.DOTALL),
 }
-_PLACES |= {"unack": _PLACES["pending"], "waiting": _PLACES["ready"], "retry": _PLACES["ready"]}
 
 
 # ---- the parts of a queue ---------------------------------------------------
@@ -87,10 +76,12 @@ _PLACES |= {"unack": _PLACES["pending"], "waiting": _PLACES["ready"], "retry": _
 
 class StatePart(NamedTuple):
     """
-    A part of a state that a walk goes through: of one shard, and of waiting messages of one key.
+    A part of a state: one shard or, for waiting messages, one message key of a shard.
 
     Attributes:
-        where: which of its messages are chosen.
+        queue: the session of the shard.
+        spot: the state; for waiting messages, the key queue.
+        where: the filter for its messages.
     """
 
     queue: QueueSession
@@ -99,7 +90,7 @@ class StatePart(NamedTuple):
 
 
 def parts_of(queue: QueueSession, place: Place, where: Filter, without: Collection[int] = ()) -> Iterator[StatePart]:
-    """Yield the parts of a state that may have a chosen message; `without` leaves shards out."""
+    """Yield the parts of a state that may contain matching messages; skip the shards in `without`."""
     for shard in queue.parts:
         if shard.keys.shard in without:
             continue
@@ -111,7 +102,11 @@ def parts_of(queue: QueueSession, place: Place, where: Filter, without: Collecti
 
 
 def every_key(shard: QueueSession) -> Iterator[str]:
-    """Yield each key that may have a waiting message, once. The ring is read twice, because a key may wake meanwhile."""
+    """
+    Yield each message key that may have waiting messages, once.
+
+    `ring` is read twice, because a throttled key may move from `asleep` back to `ring` after the first read.
+    """
     yield from PRIORITY_LINES.values()
     seen = {*NO_KEYS, *PRIORITY_LINES.values()}
     for among in ("ring", "asleep", "held", "ring"):
@@ -127,10 +122,14 @@ def every_key(shard: QueueSession) -> Iterator[str]:
 
 
 def _keys_holding(shard: QueueSession) -> Iterator[list[str]]:
-    last: str | None = None
-    while keys := shard.run(calls.keys_holding(shard.keys, last, STEP_IDS)):
+    """Yield lists of the message keys in `held`; no list contains a key twice."""
+    start = "-"
+    while members := shard.run(
+        Command(("ZRANGE", shard.keys.held, start, "+", "BYLEX", "LIMIT", 0, STEP_IDS), read_ids)
+    ):
+        keys = list(dict.fromkeys(member.partition("\0")[0] for member in members))
         yield keys
-        last = keys[-1]
+        start = f"({keys[-1]}\1"  # continue after all entries of the last key
 
 
 # ---- walks ------------------------------------------------------------------
@@ -138,12 +137,14 @@ def _keys_holding(shard: QueueSession) -> Iterator[list[str]]:
 
 class Step(NamedTuple):
     """
-    One read of a walk. A row is the id of a message, a dead letter or an end, with the place behind it.
+    The result of one step of a walk.
+
+    A row is a pair: the position after a message, and the message itself as an id, a dead letter or an event.
 
     Attributes:
-        rows: everything that the step looked at.
-        chosen: the rows that the filter chooses.
-        place: where the next step goes on; None at the end of the part.
+        rows: all rows that the step read.
+        chosen: the rows that match the filter.
+        place: the position at which the next step continues; None at the end of the part.
     """
 
     rows: list[tuple[str, Any]]
@@ -153,13 +154,17 @@ class Step(NamedTuple):
 
 def walk(part: StatePart, place: str = "", count: int = STEP_IDS, *, oldest_first: bool = False) -> Iterator[Step]:
     """
-    Read a part of a state from a place on, in steps of at most about `count` messages.
+    Read a part of a state from the position `place`, in steps of about `count` messages.
 
-    A message that stays where it is comes exactly once, whatever is claimed, published or deleted meanwhile. A message
-    that moves back in its state, as a renewed lease does, comes again.
+    A message that keeps its position is read exactly once, even if other messages are claimed, published or deleted
+    meanwhile. A message that moves to a later position, for example because its lease is renewed, is read again.
 
     Args:
-        oldest_first: for dead letters, which come newest first otherwise. Letters that are written meanwhile are left out.
+        part: the part of the state, with the filter.
+        place: the `place` of an earlier step; empty for the beginning.
+        count: approximate maximum number of messages in a step.
+        oldest_first: read dead letters oldest first instead of newest first, and skip letters that are written
+            during the walk.
     """
     queue, spot, where = part
     at: str | None = place
@@ -186,7 +191,11 @@ def walk(part: StatePart, place: str = "", count: int = STEP_IDS, *, oldest_firs
                 rows = [(name.decode(), read_end(name, fields)) for name, fields in ends]
                 at = rows[-1][0] if len(rows) == count else None
             case "garbage":
-                rows, at = _read_garbage(queue, at, count)
+                # SSCAN has no order, so a position consists of a cursor and the number of ids read at that cursor.
+                cursor, seen = map(int, (at or "0 0").split())
+                following, ids = queue.run(calls.ids_scanned(queue.keys, "garbage", cursor, count))
+                rows = [(f"{cursor} {number}", id) for number, id in enumerate(ids[seen:], seen + 1)]
+                at = f"{following} 0" if following else None
             case "pending" | "unack":
                 rows, at = _read_sorted_set(queue, spot, at, count)
             case _:
@@ -195,7 +204,6 @@ def walk(part: StatePart, place: str = "", count: int = STEP_IDS, *, oldest_firs
 
 
 def _choose(part: StatePart, rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the rows that the filter chooses."""
     queue, spot, where = part
     if not where.is_set:
         return rows
@@ -212,7 +220,11 @@ def _choose(part: StatePart, rows: list[tuple[str, Any]]) -> list[tuple[str, Any
 
 
 def read_values(queue: QueueSession, ids: Sequence[str], *, whole: bool = False) -> list[bytes]:
-    """Read the start of each message with its whole header, or with `whole` all of it; empty for one that is gone."""
+    """
+    Read the header and the start of the body of each message; empty for a missing message.
+
+    With `whole`, read the whole body.
+    """
     keys = queue.keys
     values = queue.read_each([commands.body_start(keys, id, START_BYTES) for id in ids], b"")
     for at, start in enumerate(values):
@@ -227,16 +239,22 @@ def read_values(queue: QueueSession, ids: Sequence[str], *, whole: bool = False)
 def _read_sorted_set(
     queue: QueueSession, place: SortedSet, after: str, count: int
 ) -> tuple[list[tuple[str, Any]], str | None]:
-    """Read in the order of scores and ids. A place is exact, whether its message is still there or not."""
+    """
+    Read messages of a sorted set in the order of scores and ids.
+
+    A position consists of a score and an id, so it stays valid after its message has left the sorted set.
+    """
     keys = queue.keys
     start = 0
     if after:
         score_text, _, id = after.partition(" ")
         score = float(score_text)
+        # the index of the position is between the number of lower scores and the number of lower or equal scores
+        highest = (f"({score!r}", f"{score!r}")
         start, end = queue.run_all(
-            [calls.count_to(keys, place, score, without=True), calls.count_to(keys, place, score)]
+            [Command(("ZCOUNT", calls.redis_key(keys, place), "-inf", to), int) for to in highest]
         )
-        while start < end:  # a binary search among the messages of one score
+        while start < end:  # binary search among the ids with the same score
             middle = (start + end) // 2
             found = queue.run(calls.scored_at(keys, place, middle, 1))
             if found and (found[0][1], _bytes(found[0][0])) <= (score, _bytes(id)):
@@ -249,10 +267,11 @@ def _read_sorted_set(
 
 def _read_list(queue: QueueSession, spot: Spot, after: str, count: int) -> tuple[list[tuple[str, Any]], str | None]:
     """
-    Read in the order of claims.
+    Read messages of a list in the order of claims.
 
-    The message of the place is searched for where it was, then nearer to the front, where claims move it. When it is gone,
-    it was claimed, and so was every message before it: the walk goes on from the front.
+    A position consists of the index and id of the last message that was read. Claims move this message toward the
+    front, so search for it at its index and before its index. If it is not found, it was claimed, and all messages
+    before it too; then continue from the front.
     """
     keys = queue.keys
     index_text, _, id = after.partition(" ")
@@ -266,7 +285,7 @@ def _read_list(queue: QueueSession, spot: Spot, after: str, count: int) -> tuple
         first = 0 if from_newest is None else max(0, size - from_newest - STEP_IDS // 2)
         ids = queue.run(calls.ids_at(keys, spot, first, STEP_IDS + count + 1))
         start = _behind(id, ids[:STEP_IDS])
-        if first and not start:  # it was claimed since
+        if first and not start:  # not found: the message was claimed
             first = 0
             ids = queue.run(calls.ids_at(keys, spot, 0, count + 1))
     rows = [(f"{first + at} {id}", id) for at, id in enumerate(ids[start : start + count], start + 1)]
@@ -274,20 +293,12 @@ def _read_list(queue: QueueSession, spot: Spot, after: str, count: int) -> tuple
 
 
 def _behind(id: str, ids: Sequence[str]) -> int:
-    """Return the index behind the last `id` of `ids`; 0 without one."""
+    """Return the index after the last occurrence of `id` in `ids`; 0 if there is none."""
     return next((at for at in range(len(ids), 0, -1) if ids[at - 1] == id), 0)
 
 
-def _read_garbage(queue: QueueSession, after: str, count: int) -> tuple[list[tuple[str, Any]], str | None]:
-    """Read as a scan does, in no order: a message that stays is read at least once. A place is a cursor and a number."""
-    cursor, seen = map(int, (after or "0 0").split())
-    following, ids = queue.run(calls.ids_scanned(queue.keys, "garbage", cursor, count))
-    rows = [(f"{cursor} {number}", id) for number, id in enumerate(ids[seen:], seen + 1)]
-    return rows, f"{following} 0" if following else None
-
-
 def read_end(name: bytes, fields: list[bytes]) -> MessageEvent:
-    """Return an entry of the streams `ends` and `history`."""
+    """Return an entry of the stream `ends` or `history` as an event."""
     values = dict(zip(fields[::2], fields[1::2], strict=False))
     kind = cast("EndKind", values.get(b"kind", b"").decode("utf-8", "replace"))
     at = clamp_time(int(name.split(b"-")[0]) / 1000)
@@ -309,17 +320,19 @@ class MessageEvent:
     An event in the life of a message.
 
     Attributes:
-        at: when, in unix seconds, by Redis' clock but for `published` of a generated id, and `claimed`; None when unknown.
-        kind: `published`; `failed`, a delivery; `claimed`, the delivery that runs; `due`, the next delivery; or the end:
-            `dead`, `expired` (its TTL passed before a delivery, or its body was gone), `cancelled`, `purged`, `acked`.
+        at: unix seconds by the server's clock; None if unknown. A `claimed` event has the worker's clock. A `published`
+            event of a generated id has the publisher's clock.
+        kind: `published`; `failed` (a delivery failed); `claimed` (a handler is running); `due` (the next delivery is
+            due); or how the message ended: `dead`, `expired` (its TTL passed before a delivery, or its body was
+            missing), `cancelled`, `purged`, `acked`.
         id: the message's id.
-        attempt: the number of the delivery, 1 for the first; None when unknown.
-        by: the process that ran the handler, as host:pid; empty when unknown.
-        reason: of a failure, one of `DEATH_REASONS`; empty when there was none.
-        raised: class and place of the exception, which hold no piece of a body; empty when nothing was raised.
-        error: its text; it may hold a piece of the body.
-        took: for how many seconds the handler ran; None when unknown.
-        letter: names the dead letter of a `dead` message; empty when the queue keeps none.
+        attempt: the number of the delivery, 1 for the first; None if unknown.
+        by: the process that ran the handler, as host:pid; empty if unknown.
+        reason: reason of a failure, one of `DEATH_REASONS`; empty if there was no failure.
+        raised: class and place of the exception, without any data of the body; empty if no exception was raised.
+        error: text of the exception, which may contain data of the body.
+        took: for how many seconds the handler ran; None if unknown.
+        letter: stream id of the dead letter of a `dead` message; empty if the queue keeps no dead letters.
     """
 
     at: float | None
@@ -340,20 +353,24 @@ class Entry:
     One message in one state.
 
     Attributes:
-        mark: `held` by a worker; `nacked`, it waits there for its redelivery; `suspect`, its last delivery ended by
-            its lease; `cancelled` or `delayed`, it leaves the list when a worker meets it. How an ended message ended.
-        when: unix seconds: of pending and lists the due time, of unack the end of the lease or the redelivery, of
-            dead and ended the end; None when that is unknown.
-        attempt: deliveries so far, None when that is unknown.
-        reason: of its last failure, one of `DEATH_REASONS`; empty when there was none.
-        raised: class and place of the exception then, which hold no piece of a body; empty when nothing was raised.
-        error: the same failure's text; it may hold a piece of the body.
-        size: bytes of the whole body; None when it is gone.
-        body: its first KiB.
-        letter: names the death of a dead message.
-        key: of the message; empty when it has none.
-        priority: of a message without a key.
-        took: for how many seconds the handler of an acked message ran; None when unknown.
+        id: the message's id.
+        mark: `held`: leased by a worker. `nacked`: waits in unack for its redelivery. `suspect`: its last lease
+            expired. `cancelled` or `delayed`: a worker that claims the id will remove it from the list. For an ended
+            message: how it ended.
+        when: unix seconds, None if unknown. For pending and lists, the due time; for unack, the end of the lease or the
+            time of the redelivery; for dead letters and ended messages, the time of the end.
+        attempt: number of deliveries so far; None if unknown.
+        reason: reason of the last failure, one of `DEATH_REASONS`; empty if there was none.
+        raised: class and place of the last failure's exception, without any data of the body; empty without an
+            exception.
+        error: text of the last failure, which may contain data of the body.
+        size: bytes of the whole body; None if the body does not exist.
+        body: the first KiB of the body.
+        letter: stream id of the dead letter; empty without a dead letter.
+        key: the message key; empty without a key.
+        priority: the priority of a message without a key.
+        cost: how much the message takes from a rate by cost, 1 by default.
+        took: for how many seconds the handler of an acked message ran; None if unknown.
     """
 
     id: str
@@ -371,16 +388,17 @@ class Entry:
     letter: str = ""
     key: str = ""
     priority: Priority = "normal"
+    cost: int = 1
     took: float | None = None
 
     @property
     def summary(self) -> str:
-        """Reason and error of its last failure for a person."""
+        """Reason and error of the last failure as one text."""
         return f"{self.reason}: {self.error}" if self.error else self.reason
 
 
 def entries(part: StatePart, rows: Iterable[tuple[str, Any]]) -> list[Entry]:
-    """Return everything known of the messages of rows, except of messages that have left a sorted set meanwhile."""
+    """Return the messages of rows as entries; skip messages that have left their sorted set meanwhile."""
     found = [row for _, row in rows]
     if part.spot == "dead":
         return [replace(letter_entry(letter), body=letter.payload[:BODY_BYTES]) for letter in found]
@@ -390,7 +408,7 @@ def entries(part: StatePart, rows: Iterable[tuple[str, Any]]) -> list[Entry]:
 
 
 def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> list[Entry]:
-    """Return everything known of messages that have not ended."""
+    """Return messages that have not ended as entries."""
     keys = queue.keys
     has_scores = state in ("pending", "unack")
     requests: list[Request[Any]] = [
@@ -402,7 +420,7 @@ def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> li
     words, lefts, notes, *scores = queue.run_all(requests)
     values = read_values(queue, ids)
     sizes = queue.read_each([Command(("STRLEN", keys.msg(id)), int) for id in ids], 0)
-    exist = queue.run_all([calls.has_value(keys, id) for id in ids])  # a bare body may be empty
+    exist = queue.run_all([calls.has_value(keys, id) for id in ids])  # STRLEN is 0 for missing and for empty bodies
     rows = zip(
         ids, values, sizes, exist, words, lefts, notes, scores[0] if has_scores else [None] * len(ids), strict=True
     )
@@ -431,6 +449,7 @@ def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> li
             body=body[:BODY_BYTES],
             key=header.key or "",
             priority=header.priority,
+            cost=header.cost,
         )
         listed.append(entry)
     return listed
@@ -453,6 +472,7 @@ def letter_entry(letter: DeadLetter) -> Entry:
         letter=letter.letter,
         key=letter.header.key or "",
         priority=letter.header.priority,
+        cost=letter.header.cost,
     )
 
 
@@ -469,15 +489,16 @@ def _end_entry(end: MessageEvent) -> Entry:
 @dataclass(frozen=True, slots=True)
 class Tally:
     """
-    How many messages a bulk method found, and how each ended.
+    The result of a bulk method: numbers of messages.
 
     Attributes:
         verb: the meaning of `done`: `found`, `deleted`, `cancelled`, `moved` or `redriven`.
-        found: messages that the filter chose.
-        done: of these, the deleted, cancelled, moved or redriven messages.
-        running: a worker has them: a delete or cancel keeps them from being retried, and a move leaves them.
-        kept: left as they are, because their ids are in use in the queue that would get them, or it refuses them.
-        gone: ended otherwise meanwhile.
+        found: number of messages that matched the filter.
+        done: number of messages that were deleted, cancelled, moved or redriven.
+        running: number of messages with a running handler. After a delete or cancel, these messages are not retried; a
+            move leaves them unchanged.
+        kept: number of messages left unchanged, because the other queue already has their ids or refuses them.
+        gone: number of messages that ended in another way meanwhile.
     """
 
     verb: str
@@ -488,22 +509,16 @@ class Tally:
     gone: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        return Tally(
-            self.verb,
-            self.found + other.found,
-            self.done + other.done,
-            self.running + other.running,
-            self.kept + other.kept,
-            self.gone + other.gone,
-        )
+        numbers = ("found", "done", "running", "kept", "gone")
+        return Tally(self.verb, *(getattr(self, name) + getattr(other, name) for name in numbers))
 
     def __str__(self) -> str:
-        """Return in one line how the messages ended."""
+        """Return the numbers as one line of text."""
         parts = [f"{self.done} {self.verb}"]
         if self.running and self.verb in ("deleted", "cancelled"):
             parts.append(f"{pluralize(self.running, 'is running: it is', 'are running: they are')} not retried")
         elif self.running:
-            parts.append(f"{self.running} kept: a worker has them")
+            parts.append(f"{self.running} kept: a worker runs them")
         if self.kept:
             parts.append(f"{self.kept} kept: their ids are in use, or the queue refuses them")
         if self.gone:
@@ -511,7 +526,7 @@ class Tally:
         return ", ".join(parts)
 
 
-#: It is called after each step, with how many messages the step looked at and the sum of all steps.
+#: Called after each step, with the number of messages that the step read, and the sum of all steps.
 OnStep = Callable[[int, Tally], None]
 
 
@@ -524,13 +539,18 @@ def each(
     rate: float | None = None,
 ) -> Tally:
     """
-    Call `do` with the chosen rows of each step; return the sum of the answers.
+    Call `do` with the matching rows of each step; return the sum of the results.
 
-    The walk through a part ends when as many were found as it had at the beginning: it does not run after new messages.
+    In each part, the number of processed messages is limited to the size of the part at the start. So this method ends
+    even if new messages are published all the time.
 
     Args:
-        limit: the most messages; None for all.
-        rate: the most done in a second; None for no limit.
+        parts: the parts of the state.
+        nothing: a result with all numbers 0.
+        do: processes rows of a part, and returns the result.
+        on_step: called after each step.
+        limit: maximum number of messages; None for all.
+        rate: maximum number of processed messages per second; None for no limit.
     """
     total = nothing
     piece_size = BATCH_LIMIT if rate is None else max(1, round(rate * RATE_SECONDS))
@@ -549,7 +569,7 @@ def each(
                 looked = 0
                 if rate is not None:
                     free_at = max(free_at, time.monotonic() - RATE_SECONDS) + done.done / rate
-                    while (wait := free_at - time.monotonic()) > 0:  # `on_step` may raise to end a long wait
+                    while (wait := free_at - time.monotonic()) > 0:  # sleep in short steps, so that `on_step` can raise
                         time.sleep(min(wait, RATE_SECONDS))
                         on_step(0, total)
             if left <= 0 or total.found == limit:
@@ -566,10 +586,10 @@ class MessagePage:
     A page of messages.
 
     Attributes:
-        items: the first to come first; of dead letters and ended messages the newest.
-        looked: how many messages were looked at.
-        of: how many the state has.
-        after: the place of the next page; None after the last.
+        items: the messages in the order of delivery; dead letters and ended messages newest first.
+        looked: number of messages that were read to find the items.
+        of: number of messages in the state.
+        after: the argument `after` for the next page; None on the last page.
     """
 
     items: Sequence[Entry]
@@ -581,14 +601,15 @@ class MessagePage:
 @dataclass(frozen=True, slots=True)
 class DeadGroup:
     """
-    Dead letters that died alike.
+    Dead letters with the same cause.
 
     Attributes:
         reason: one of `DEATH_REASONS`.
-        raised: class and place of the exception; empty without an exception. `Filter(reason=, raised=)` means the same
-            letters.
-        newest: when the newest of them died, in unix seconds by Redis' clock.
-        example: the id of the newest letter.
+        raised: class and place of the exception; empty without an exception. `Filter(reason=, raised=)` matches the
+            same letters.
+        count: number of dead letters that were read.
+        newest: when the newest of these messages died, in unix seconds by the server's clock.
+        example: the id of the newest message.
     """
 
     reason: str
@@ -601,11 +622,12 @@ class DeadGroup:
 @dataclass(frozen=True, slots=True)
 class DeadGroups:
     """
-    The dead letters of a queue by how they died, the largest group first.
+    The dead letters of a queue, grouped by cause, the largest group first.
 
     Attributes:
-        looked: how many letters were looked at, the newest.
-        of: how many there are.
+        groups: the groups.
+        looked: number of letters that were read, beginning with the newest.
+        of: number of letters in the queue.
     """
 
     groups: Sequence[DeadGroup]
@@ -626,13 +648,17 @@ class MessageReads(AdminBase):
         on_step: OnStep = ignore,
     ) -> Iterator[Entry]:
         """
-        Yield the messages of a state that `where` chooses, shard by shard, as they are read.
+        Yield the messages of a state that match the filter `where`, shard by shard.
 
-        The next to be delivered come first; of `dead` and `ended` the newest. The messages of `waiting` come key by key.
+        Messages come in the order of delivery; `dead` and `ended` messages come newest first, and `waiting` messages
+        key by key.
 
         Args:
+            queue: name of the queue.
             state: `pending`, `ready`, `waiting`, `unack`, `retry`, `garbage`, `dead` or `ended`.
-            without: shards to leave out, as `shards(queue).away`.
+            where: the filter.
+            without: numbers of shards to skip, for example `shards(queue).away`.
+            on_step: called after each step, with the number of messages that the step read, and the sum of all steps.
         """
         session, place = self._state(queue, state, where)
         return _each_entry(parts_of(session, place, where, without), on_step)
@@ -648,17 +674,20 @@ class MessageReads(AdminBase):
         for_seconds: float = 1.0,
     ) -> MessagePage:
         """
-        Return the next messages of a state that `where` chooses, in the order of `messages`.
+        Return the next messages of a state that match the filter, in the order of `messages`.
 
-        A message that does not move is on one page only. A message that comes into the state before the place of the page
-        is not returned. A message that moves back, as a renewed lease does, is returned again; so may be a message of
-        garbage, and of a list whose message at the place was taken out of the middle.
+        A message that keeps its position is on exactly one page. A message that enters the state at a position before
+        the page is on no page. A message that moves to a later position, for example because its lease is renewed, may
+        be on several pages. A message in garbage may also be on several pages. So may a message in a list, if the last
+        message of a page was removed from the middle of the list.
 
         Args:
-            where: names the key for the state `waiting`, which has a page for each key alone.
-            after: the `after` of the page before; None for the first page.
-            limit: the most messages, up to 200.
-            for_seconds: the page ends after this time, up to a minute, although it has fewer messages.
+            queue: name of the queue.
+            state: a state, as in `messages`.
+            where: the filter. For the state `waiting` it must name a key, because each key has its own pages.
+            after: the `after` of the previous page; None for the first page.
+            limit: maximum number of messages, up to 200.
+            for_seconds: return the page after this time, up to a minute, even if it has fewer messages.
         """
         most = check_int("limit", limit, least=1, most=PAGE_LIMIT)
         until = time.monotonic() + seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
@@ -687,7 +716,11 @@ class MessageReads(AdminBase):
         return MessagePage(items, looked, of, None)
 
     def count(self, queue: str, state: str, where: Filter = EVERYTHING, *, on_step: OnStep = ignore) -> int:
-        """Count the messages of a state that `where` chooses; without a filter, or of a key in `waiting`, in one round trip."""
+        """
+        Count the messages of a state that match the filter `where`.
+
+        Without a filter, or for one key in `waiting`, this needs a single round trip.
+        """
         session, place = self._state(queue, state, where)
         if place == "waiting" and where == EVERYTHING:
             return Counts.sum(session.run_all([transitions.counts(part.keys) for part in session.parts])).waiting
@@ -697,14 +730,17 @@ class MessageReads(AdminBase):
         return each(parts, Tally("found"), lambda _part, rows: Tally("found", len(rows), len(rows)), on_step).found
 
     def dead_groups(
-        self,
-        queue: str,
-        where: Filter = EVERYTHING,
-        *,
-        for_seconds: float = 1.0,
-        without: Collection[int] = (),
+        self, queue: str, where: Filter = EVERYTHING, *, for_seconds: float = 1.0, without: Collection[int] = ()
     ) -> DeadGroups:
-        """Group the newest dead letters by cause, reading for `for_seconds` up to 60; `without` leaves shards out."""
+        """
+        Group the newest dead letters by cause.
+
+        Args:
+            queue: name of the queue.
+            where: the filter for the dead letters.
+            for_seconds: read for at most this long, up to 60 s.
+            without: numbers of shards to skip.
+        """
         whole_time = seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
         session, place = self._state(queue, "dead", where)
         parts = list(parts_of(session, place, where, without))
@@ -728,10 +764,15 @@ class MessageReads(AdminBase):
     def _state(
         self, queue: str, state: str, where: Filter, allowed: Sequence[Place] = PLACES
     ) -> tuple[QueueSession, Place]:
-        """Return the session of a queue and a state; raise ConfigurationError for a state or filter that is not allowed."""
+        """
+        Check the arguments of a method; return the queue's session and the state.
+
+        Raises:
+            ConfigurationError: the queue is unknown, or the state or the filter is not allowed.
+        """
         place = check_place(state, allowed)
         where.check(place)
-        return self._redis.queue(queue), place
+        return self._queue(queue), place
 
 
 def _each_entry(parts: Iterable[StatePart], on_step: OnStep) -> Iterator[Entry]:
@@ -744,34 +785,30 @@ def _each_entry(parts: Iterable[StatePart], on_step: OnStep) -> Iterator[Entry]:
 
 
 def _read_place(text: str | None, state: Place, parts: int) -> tuple[int, str]:
-    """Return the part and the place that `_place_text` wrote; raise ConfigurationError for another text."""
+    """
+    Return the part number and the position that the `after` of a page contains.
+
+    Raises:
+        ConfigurationError: the text is not the `after` of a page of this state.
+    """
     if text is None:
         return 0, ""
     try:
-        of_state, part, place = read_opaque(text).split(" ", 2)
+        padded = text.encode("ascii") + b"=" * (-len(text) % 4)
+        of_state, part, place = urlsafe_b64decode(padded).decode("utf-8", "surrogateescape").split(" ", 2)
+        is_position = not place or _POSITIONS[state].fullmatch(place)
+        if of_state == state and part.isdecimal() and int(part[:9]) < parts and is_position:
+            return int(part), place
     except (ValueError, AttributeError):
-        of_state = part = place = ""
-    if (
-        of_state != state
-        or not part.isdecimal()
-        or int(part[:9]) >= parts
-        or (place and not _PLACES[state].fullmatch(place))
-    ):
-        raise ConfigurationError(
-            f"after must be the `after` of an earlier page of the state {state}, not {str(text)[:40]!r}"
-        )
-    return int(part), place
+        pass
+    raise ConfigurationError(
+        f"after must be the `after` of an earlier page of the state {state}, not {str(text)[:40]!r}"
+    )
 
 
 def opaque(place: str) -> str:
-    """Return a place as the text that a person or a program is given for it."""
+    """Return a position as an encoded text, which callers pass back as `after`."""
     return urlsafe_b64encode(_bytes(place)).decode().rstrip("=")
-
-
-def read_opaque(text: str) -> str:
-    """Return the place that `opaque` made a text of; raise ValueError or AttributeError for another text."""
-    padded = text.encode("ascii") + b"=" * (-len(text) % 4)
-    return urlsafe_b64decode(padded).decode("utf-8", "surrogateescape")
 
 
 def _bytes(id: str) -> bytes:

@@ -1,9 +1,10 @@
-"""Text for terminals and web pages: message bodies, figures, and notes on missing shards."""
+"""Text for terminals and web pages: message bodies, numbers, and hints about missing shards."""
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,27 +12,28 @@ if TYPE_CHECKING:
 
     from reliq.message import Counts
 
-#: JSON with more levels is shown as text, because programs that read the output of `--json` may refuse it.
-DEEPEST = 100
-
 _UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 
 
 def format_missing(away: Sequence[int]) -> str:
-    """Return a note that figures are partial, because the Redis of some shards is away."""
+    """Return the hint that the figures are partial, because the Redis of the shards `away` does not answer."""
     shards = "shard" if len(away) == 1 else "shards"
     return f"partial: without {shards} {', '.join(map(str, away))}, whose Redis is away"
 
 
 def account(counts: Counts, layout: str) -> dict[str, int | None]:
-    """Return the totals of a queue, its living and its missing messages; missing is None in a layout of the Go original."""
+    """
+    Return the totals of a queue, with the numbers of living and missing messages.
+
+    `missing` is None in a layout of the Go library.
+    """
     kinds = ("published", "redriven", "acked", "dead", "expired", "cancelled", "purged")
     numbers = {kind: counts.totals.get(kind, 0) for kind in kinds}
     return {**numbers, "alive": counts.alive, "missing": counts.missing if layout == "reliq" else None}
 
 
 def format_number(number: float) -> str:
-    """Return a number in at most six characters: `999`, `12,345`, `1.2M`."""
+    """Return a number in at most six characters, such as `999`, `12,345` or `1.2M`."""
     if number < 100_000:  # noqa: PLR2004  below it every digit is shown
         return f"{number:,.0f}"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -41,12 +43,17 @@ def format_number(number: float) -> str:
 
 
 def format_rate(per_second: float) -> str:
-    """Return a rate per second, below 10 with tenths."""
+    """Return a rate per second as text; a rate below 10 has one decimal."""
     return f"{per_second:.1f}".removesuffix(".0") if per_second < 10 else format_number(per_second)  # noqa: PLR2004
 
 
+def format_limit(limit: object) -> object:
+    """Return a limit for the output; several values become one text, and None becomes empty."""
+    return ", ".join(map(str, limit)) if isinstance(limit, tuple) else limit or ""
+
+
 def pretty(body: bytes) -> Iterator[str]:
-    """Yield the lines of a body: JSON indented, text unchanged, other bytes escaped."""
+    """Yield the lines of a body: JSON is indented, text is unchanged, and other bytes are escaped."""
     import msgspec  # noqa: PLC0415  completion of a command does not wait for it
 
     try:
@@ -61,20 +68,11 @@ def pretty(body: bytes) -> Iterator[str]:
 
 
 def as_value(body: bytes) -> Any:
-    """Return a body as a JSON value if it is JSON, else as text, else as bytes."""
+    """Return a body as a JSON value if possible, else as text, else as bytes."""
     import msgspec  # noqa: PLC0415  completion of a command does not wait for it
 
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    else:
-        level = [value]
-        for _ in range(DEEPEST):
-            containers = [item for item in level if isinstance(item, dict | list)]
-            level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
-            if not level:
-                return value
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return msgspec.json.decode(body)
     try:
         return body.decode()
     except UnicodeDecodeError:
@@ -82,6 +80,6 @@ def as_value(body: bytes) -> Any:
 
 
 def start_of(body: bytes, limit: int) -> str:
-    """Return the start of a body as text, with `…` after a cut."""
+    """Return the first `limit` characters of a body as text; `…` at the end marks a cut body."""
     text = body[: 4 * limit].decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,8 +1,8 @@
 """
-A message and its history: state, content, failed deliveries, and its end.
+A message and its history: state, content, failed deliveries and end.
 
-The stream `ends` stores the ends of messages that were not acked. The stream `history` stores the ends of acked messages,
-where the queue keeps them.
+The stream `ends` records how and when messages ended, except acked messages. The stream `history` records acked
+messages, if the queue keeps them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from reliq.admin import calls
-from reliq.admin.calls import KeyQueueState
-from reliq.admin.filters import Filter
+from reliq.admin.calls import KeyQueueState, Spot
+from reliq.admin.filters import Filter, Place
 from reliq.admin.messages import Entry, MessageEvent, StatePart, letter_entry, message_entries, read_end, walk
-from reliq.admin.session import AdminBase, ask_each
-from reliq.admin.workers import running_in, workers_alive
+from reliq.admin.session import AdminBase, QueueSession, ask_each
+from reliq.admin.workers import Running, running_in, workers_alive
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, made_at
 from reliq.lua import transitions
-from reliq.message import BARE
+from reliq.message import BARE, DeadLetter
 from reliq.redis import commands
 from reliq.redis.commands import Command
 from reliq.text import clamp_time
@@ -29,47 +29,46 @@ from reliq.wire_format import FailureNote, open_envelope, read_count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reliq.admin.calls import Spot
-    from reliq.admin.session import QueueSession
-    from reliq.admin.words import Place
-    from reliq.admin.workers import Running
     from reliq.lua.transitions import KeyQueue
-    from reliq.message import DeadLetter
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.session import Session
 
-#: Entries in one read of a stream.
+#: Number of stream entries in one read.
 PAGE = 1000
-#: When no end names the dead letter, all letters are searched for at most this many seconds.
+#: If no record of an ended message names its dead letter, all dead letters are searched for this many seconds.
 SEARCH_SECONDS = 0.5
-#: An id is searched for among this many entries from either end of a list; that keeps Redis busy for some 5 ms.
+#: This many entries at each end of a list are searched for an id. A search blocks Redis for about 5 ms.
 LOOK_THROUGH = 100_000
-#: The mark of an id that a cancel has freed: a repeated cancel finds it, and a publish ignores it.
+#: Marks an id that a cancel has freed. A repeated cancel finds the mark; a publish ignores it.
 FREED = b"freed"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageView(Entry):
     """
-    A message, or its dead letter or end. Times are unix seconds by Redis' clock.
+    Everything about one message, living or ended. Times are unix seconds by the server's clock.
 
     Attributes:
-        state: `ready` also for a message too deep in a long list to be found. An `ended` message has left no body.
-        attempt: how many deliveries count against its retries, the running delivery included. A snooze, or
-            a release by a stopped worker, spends none and leaves no trace. None when unknown.
-        body: all of its bytes.
-        queue: its name.
-        suspect: its last delivery ended when its lease expired, so the message may have killed its worker.
-        published: when; by its maker's clock for a generated id, else by Redis' clock. None when unknown.
-        ttl_left: seconds until its body expires; None when it has none or never does.
-        holder: the handler that runs it; None when none does, or its process does not report it (`Queue.receive`).
-        taken_seconds: for how long its id stays taken after its end; None when it is not.
-        failures: each that is kept, the newest first: at most ten.
-        ends: how it ended, newest first, as far as it is remembered; an id can end more than once.
+        state: its state; also `ready` if the message is in the middle of a very long list. Redis stores no body of an
+            `ended` message.
+        attempt: number of deliveries that count against its retries, including a running delivery; None if unknown. A
+            delivery that ended with a snooze, or was returned by a stopping worker, does not count.
+        body: the whole body.
+        queue: name of the queue.
+        suspect: whether its last lease expired, so that the message may have killed its worker.
+        published: time of the publish, None if unknown; for a generated id, by the publisher's clock.
+        ttl_left: seconds until its body expires; None if there is no body, or it does not expire.
+        holder: the handler that runs it; None if no handler runs it, or its process does not report handlers
+            (`Queue.receive`).
+        taken_seconds: for how many seconds its id stays taken after its end; None if it is not taken.
+        failures: its last failures, newest first, at most ten.
+        ends: its known ends, newest first; an id that is published again can have several ends.
         letters: its dead letters, newest first.
-        searched_all: whether no dead letter of it can have been missed.
-        line: of a waiting message, the state of its key, or of the messages of its priority; else None.
-        ahead: how many messages of its key come before it; None when it is too deep to be found.
+        searched_all: whether all dead letters were searched, so that `letters` is complete.
+        line: for a waiting message, the key queue of its message key or of its priority; else None.
+        ahead: number of messages before it in its key queue; None if it is in the middle of a very long queue.
+        cursor: the cursor of its last checkpoint; None without a checkpoint.
+        progress: the fraction of its last `Job.progress`; None without a report. Its text is in `note`.
     """
 
     queue: str = ""
@@ -84,10 +83,13 @@ class MessageView(Entry):
     searched_all: bool = True
     line: KeyQueue | None = None
     ahead: int | None = None
+    cursor: Any = None
+    progress: float | None = None
+    note: str = ""
 
     @property
     def timeline(self) -> list[MessageEvent]:
-        """Its life, the oldest event first; an event without a time follows the event before it."""
+        """The events in the message's life, oldest first; an event without a time follows the event before it."""
         events = [MessageEvent(self.published, "published", self.id)]
         for note in reversed(self.failures):
             at, took = (None if ms is None else ms / 1000 for ms in (note.at_ms, note.took_ms))
@@ -116,20 +118,25 @@ class ShowReads(AdminBase):
     """The method that reads a single message."""
 
     def show(self, queue: str, id: str) -> MessageView:
-        """Return the state, content, worker and history of a message; raise when Redis stores nothing about it."""
-        views = [_view(part, id) for part in self._redis.queue(queue).homes(id)]
+        """
+        Return the state, content, worker and history of a message.
+
+        Raises:
+            ConfigurationError: the queue is unknown, or Redis stores nothing about the message.
+        """
+        views = [_view(part, id) for part in self._queue(queue).homes(id)]
         known = [view for view in views if view is not None]
         if not known:
             raise ConfigurationError(
-                f"queue {queue!r} has no trace of a message {id[:128]!r}: it was never published, its end is forgotten "
-                "(Redis keeps the last 1,000 abnormal ends, and acked ones up to Queue(keep_completed=...)), or its dead "
-                "letter is among too many to search"
+                f"queue {queue!r} has no record of a message {id[:128]!r}. It was never published, or its record was "
+                "deleted: Redis keeps the last 1,000 messages that ended without an ack, and acked messages up to "
+                "Queue(keep_completed=...). Or the queue has too many dead letters to search"
             )
         return min(known, key=lambda view: view.state in ("dead", "ended"))
 
 
 def _view(queue: QueueSession, id: str) -> MessageView | None:
-    """Return everything that a shard stores of a message; None when it stores nothing."""
+    """Return everything that a shard stores about a message; None if the shard stores nothing."""
     keys = queue.keys
     (pending,), (unack,), (word,), (left,), failures, in_garbage, value, ttl_ms, mark, mark_ms = queue.run_all(
         [
@@ -138,7 +145,7 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
             commands.state_words(keys, [id]),
             commands.retries_left(keys, [id]),
             Command(("HGET", keys.errors, id), FailureNote.parse_all),
-            calls.is_in_garbage(keys, id),
+            Command(("SISMEMBER", keys.garbage, id), bool),
             calls.value(keys, id),
             calls.ttl_ms(keys, id),
             calls.marker(keys, id),
@@ -168,7 +175,8 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
             more["ahead"] = ahead
         elif _count_ahead(queue, "retry", id) is not None:
             state = "retry"
-        entry = next(iter(message_entries(queue, state, [id])), Entry(id, state))  # it may leave its state meanwhile
+        # the message may have left this state meanwhile
+        entry = next(iter(message_entries(queue, state, [id])), Entry(id, state))
         more["body"] = b"" if value is None else body
         more["size"] = None if value is None else len(body)
         more["ttl_left"] = ttl_ms / 1000 if ttl_ms >= 0 else None
@@ -197,13 +205,20 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
         ends=ends,
         letters=letters,
         searched_all=searched_all,
+        cursor=header.checkpoint[2],
+        progress=header.progress[0],
+        note=header.progress[1],
     )
 
 
 def _letters_of(
     queue: QueueSession, id: str, ends: Sequence[MessageEvent], *, is_alive: bool
 ) -> tuple[list[DeadLetter], bool]:
-    """Return the dead letters that ends name; without an end, search for one. Return also whether none can be missing."""
+    """
+    Return the dead letters of a message, and whether the result is complete.
+
+    The records `ends` name the dead letters. Without records, search all dead letters of the queue for a limited time.
+    """
     if is_alive or ends:
         named = [end.letter for end in ends if end.letter]
         answers = queue.try_all([commands.letters_between(queue.keys, name, name, count=1) for name in named])
@@ -218,7 +233,7 @@ def _letters_of(
 
 
 def _count_ahead(queue: QueueSession, spot: Spot, id: str) -> int | None:
-    """Return how many messages come before an id in a list; None when it is not found near either end."""
+    """Return how many messages are before an id in a list; None if the id is not near an end of the list."""
     searches = [
         calls.index_of(queue.keys, spot, id, newest_first=newest_first, most=LOOK_THROUGH)
         for newest_first in (False, True)
@@ -228,7 +243,11 @@ def _count_ahead(queue: QueueSession, spot: Spot, id: str) -> int | None:
 
 
 def last_ends(session: Session, queues: Sequence[Keys], limit: int, maps: ShardMaps) -> list[tuple[Keys, MessageEvent]]:
-    """Return the last abnormal ends of several queues in one round trip, newest first; none of a queue that refuses."""
+    """
+    Return the messages of queues that ended last without an ack, newest first, in one round trip.
+
+    Queues that Redis refuses to read are omitted.
+    """
     answers, _ = ask_each(session, queues, lambda keys: calls.newest_entries(keys, "ends", "+", limit), maps)
     newest = list[tuple[Keys, MessageEvent]]()
     for keys, parts in zip(queues, answers, strict=True):

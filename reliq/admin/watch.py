@@ -1,4 +1,4 @@
-"""Queues over time: the minutes that workers noted, and repeated looks at the queues."""
+"""Queues over time: figures that workers store each minute, and samples that you take."""
 
 from __future__ import annotations
 
@@ -6,39 +6,38 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reliq.admin import calls
 from reliq.admin.crons import crons_of
-from reliq.admin.queues import chosen, overview
-from reliq.admin.rates import MinuteStats, histories_of
+from reliq.admin.queues import MinuteStats, Overview, chosen, histories_of, overview
 from reliq.admin.session import AdminBase, ask_each
 from reliq.admin.show import last_ends
+from reliq.redis.commands import Command
+from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reliq.admin.messages import MessageEvent
-    from reliq.admin.queues import Overview
     from reliq.keys import Keys
     from reliq.metrics.crons import CronState
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.session import Session
 
-#: A look reads this many ends of each queue, and the errors of this many messages that wait for a redelivery.
+#: For each queue, a sample reads this many ended messages, and the last errors of this many living messages.
 SAMPLE = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """
-    An error that messages of a queue wait to be redelivered with.
+    The last error of one or more living messages.
 
     Attributes:
         queue: name of the queue.
         reason: reason of the last failure, such as `failed` or `lost`.
         error: text of the error.
-        raised: class and place of the exception; empty when the handler raised none.
-        count: messages of the sample with this error.
-        sampled: size of the sample.
+        raised: class and place of the exception; empty if the handler raised no exception.
+        count: number of messages in the sample that have this error.
+        sampled: number of all messages in the sample.
     """
 
     queue: str
@@ -52,13 +51,13 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class QueueSample:
     """
-    One look at queues.
+    A sample of queues at one moment.
 
     Attributes:
         overview: the queues and the workers.
-        ends: the last abnormal ends with the names of their queues, the newest first.
-        errors: errors of living messages, from a sample of each queue, the most frequent first.
-        crons: periodic entries, the next to tick first.
+        ends: the messages that ended last without an ack, each with the name of its queue, newest first.
+        errors: last errors of living messages, from a sample of each queue, the most frequent first.
+        crons: periodic jobs, the next to run first.
     """
 
     overview: Overview
@@ -68,33 +67,41 @@ class QueueSample:
 
 
 class HistoryReads(AdminBase):
-    """The methods that read queues over time."""
+    """The methods that read how queues change over time."""
 
     def history(self, queue: str, *, minutes: int = 60) -> list[MinuteStats]:
-        """Return the last minutes of a queue as its workers noted them, up to 180, the oldest first."""
-        session = self._redis.queue(queue)
+        """
+        Return the figures of the last minutes of a queue, oldest first; workers store them each minute.
+
+        Args:
+            queue: name of the queue.
+            minutes: number of minutes, up to 180.
+        """
+        session = self._queue(queue)
         return histories_of(session, [session.keys], minutes, self._maps())[session.keys]
 
     def histories(self, names: Sequence[str] = (), *, minutes: int = 60) -> dict[str, list[MinuteStats]]:
-        """Return the last minutes of the queues named, or of all in the registry, by the queue's name."""
-        session = self._redis.session()
+        """Return the history of each named queue, or of all registered queues, by queue name."""
+        session = self._session()
         queues = chosen(session, [self.redis_keys(name) for name in names]).queues
         histories = histories_of(session, queues, minutes, self._maps())
         return {keys.name: history for keys, history in histories.items()}
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
-        """Return a watcher of the queues named, or of all in the registry."""
-        return Watcher(self._redis.session(), self._named(names), self._maps())
+        """Return a watcher of the named queues, or of all registered queues."""
+        return Watcher(self._session(), self._named(names), self._maps())
 
 
 class Watcher:
     """
-    Looks at queues again and again, from one thread; `ReadOnlyAdmin.queues` is safe for several.
+    Takes samples of queues, to show how they change. Use it in one thread only.
+
+    In several threads, use `ReadOnlyAdmin.queues`.
 
     Args:
-        session: the session of the whole Redis.
-        named: the queues; empty for all in the registry, which each look reads again.
-        maps: how many shards the queues have.
+        session: the session with the whole Redis.
+        named: the queues; empty for the queues that are registered when a sample is taken.
+        maps: the cached shard maps.
     """
 
     def __init__(self, session: Session, named: Sequence[Keys], maps: ShardMaps) -> None:
@@ -105,10 +112,13 @@ class Watcher:
 
     def look(self) -> QueueSample:
         """
-        Return the queues as they are now, with the rates since the last look; at first since a worker's note.
+        Take a sample of the queues, with the rates since the previous sample.
+
+        The rates of the first sample are for about the last minute.
 
         Raises:
-            RedisUnavailableError, RedisRefusedError: Redis does not answer, or refuses.
+            RedisUnavailableError: Redis does not answer.
+            RedisRefusedError: Redis refuses a command.
         """
         selection = chosen(self._session, self._named)
         queues = selection.queues
@@ -118,7 +128,11 @@ class Watcher:
         return QueueSample(self._last, [(keys.name, end) for keys, end in ends], self._errors(queues), crons)
 
     def _errors(self, queues: Sequence[Keys]) -> list[Failure]:
-        answers, _ = ask_each(self._session, queues, lambda keys: calls.failure_sample(keys, SAMPLE), self._maps)
+        def sample(keys: Keys) -> Command[list[FailureNote]]:
+            command = ("HRANDFIELD", keys.errors, SAMPLE, "WITHVALUES")
+            return Command(command, lambda reply: [*map(FailureNote.parse, reply[1::2])])
+
+        answers, _ = ask_each(self._session, queues, sample, self._maps)
         failures = []
         for keys, shards in zip(queues, answers, strict=True):
             notes = [note for shard in shards if isinstance(shard, list) for note in shard]

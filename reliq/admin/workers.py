@@ -1,4 +1,4 @@
-"""Worker processes and their running handlers, read from the records that the processes write."""
+"""Worker processes and their running handlers, from the records that the processes write."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from reliq.admin import calls
 from reliq.admin.session import AdminBase
-from reliq.errors import ConfigurationError
-from reliq.redis.commands import Worker
+from reliq.errors import ConfigurationError, RedisUnavailableError
+from reliq.metrics.snapshot import SERVER_FACTS, facts_in
+from reliq.redis.commands import StackReport, Worker
 from reliq.settings import seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from reliq.message import Duration
-    from reliq.redis.commands import StackReport
     from reliq.redis.session import Session
 
-#: A wait for stacks polls this often.
+#: Seconds between two checks whether the requested stacks have arrived.
 STACK_POLL_SECONDS = 0.2
 
 
@@ -29,11 +29,11 @@ class Running:
     A running handler, from a worker record that is at most 5 s old.
 
     Attributes:
-        attempt: 1 for the first delivery; None for a bare body.
-        started: in unix seconds, by its worker's clock.
-        seconds: for how long it runs.
-        worker: the id of its process.
-        seen: when the record was written, in unix seconds by its worker's clock.
+        attempt: number of the delivery, 1 for the first; None for a body without an envelope.
+        started: start of the handler, in unix seconds by the worker's clock.
+        seconds: for how many seconds the handler has been running.
+        worker: the id of the worker process.
+        seen: when the record was written, in unix seconds by the worker's clock.
     """
 
     queue: str
@@ -53,9 +53,10 @@ class WorkerView:
     A worker process, and the stacks of its handlers.
 
     Attributes:
-        record: its latest record; None when that is over 15 s old: the process is dead, or its interpreter is blocked.
-        asked: for how many seconds a request for its stacks has waited; None when there is no request.
-        report: the stacks that it reported last, kept for ten minutes; None when it has reported none since the request.
+        record: its latest record; None if the record is over 15 s old, because the process is dead or its interpreter
+            is blocked.
+        asked: for how many seconds a request for its stacks has been waiting; None without a request.
+        report: its last reported stacks, kept for ten minutes; None if the worker has not answered the last request.
     """
 
     id: str
@@ -65,16 +66,25 @@ class WorkerView:
 
 
 class WorkerReads(AdminBase):
-    """Worker processes and their running handlers."""
+    """The methods that read worker processes and their running handlers."""
 
     def workers(self) -> list[Worker]:
-        """Return the record of every worker process that is alive, at most 5 s old."""
-        return workers_alive(self._redis.session())
+        """
+        Return the record of every living worker process; records are at most 5 s old.
+
+        Raises:
+            RedisUnavailableError: Redis does not answer, or has no records because it refuses writes.
+        """
+        session = self._session()
+        workers = workers_alive(session)
+        if not workers and (why := refusal_of_writes(info_of(session))):
+            raise RedisUnavailableError(f"the workers are unknown: {why}")
+        return workers
 
     def worker(self, id: str) -> WorkerView:
-        """Return a worker process, and the stacks of its handlers when `Admin.ask_stacks` asked for them."""
+        """Return a worker process, with the stacks that it reported after `Admin.ask_stacks`."""
         requests = [*calls.worker_records([id]), *calls.asked_stacks(id)]
-        record, waits_ms, report, is_known = self._redis.session().read_each(requests, None)
+        record, waits_ms, report, is_known = self._session().read_each(requests, None)
         if record is None and not is_known:
             raise ConfigurationError(
                 f"no worker {id[:40]!r} was alive within the last hour; `reliq workers` lists them"
@@ -82,21 +92,22 @@ class WorkerReads(AdminBase):
         return WorkerView(id, record, None if waits_ms is None else waits_ms / 1000, report)
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
-        """Return the handlers of a queue that have run for `longer_than` seconds, the longest running first."""
+        """Return the handlers of a queue that have run for `longer_than` seconds, the longest first."""
         least = seconds("longer_than", longer_than)
-        session = self._redis.queue(queue)
+        session = self._queue(queue)
         rows = running_in(workers_alive(session), queue, least)
         return [row for row in rows if session.has(row.id)]
 
 
 class WorkerActions(WorkerReads):
-    """Requests to worker processes."""
+    """The methods that send requests to worker processes."""
 
     def ask_stacks(self, worker: str) -> None:
         """
-        Ask a worker process for the stacks of its handlers; `worker` has the answer, within 5 s.
+        Request the stacks of a worker's handlers. After up to 5 s, the method `worker` returns them.
 
-        It holds files, lines and functions, and no values. A process with a blocked interpreter does not answer.
+        The stacks contain files, lines and functions, but no values. A process with a blocked interpreter does not
+        answer.
 
         Raises:
             ConfigurationError: there is no such worker, or its record is older than 15 s.
@@ -105,12 +116,18 @@ class WorkerActions(WorkerReads):
             raise ConfigurationError(
                 f"worker {worker} has written no record for 15 s: it is dead, or a handler blocks its interpreter"
             )
-        self._redis.session().run_all(calls.ask_stacks(worker))
+        self._session().run_all(calls.ask_stacks(worker))
 
     def stacks(self, workers: Collection[str], *, for_seconds: Duration = 10.0) -> dict[str, StackReport]:
-        """Ask worker processes for their stacks; return the reports that came within `for_seconds`, at most a minute."""
+        """
+        Request the stacks of worker processes, and wait; return the reports that arrived in time.
+
+        Args:
+            workers: ids of the worker processes.
+            for_seconds: seconds to wait for the reports, at most a minute.
+        """
         wait = seconds("for_seconds", for_seconds, most=60)
-        session = self._redis.session()
+        session = self._session()
         session.run_all([request for id in workers for request in calls.ask_stacks(id)])
         reports: dict[str, StackReport] = {}
         until = time.monotonic() + wait
@@ -123,22 +140,49 @@ class WorkerActions(WorkerReads):
         return reports
 
 
+def info_of(session: Session) -> dict[str, dict[str, str]]:
+    """
+    Return INFO of each Redis server by its name.
+
+    Sections that this user may not read are missing.
+    """
+    return {name: facts_in(sections) for name, sections in session.client.run_everywhere(SERVER_FACTS).items()}
+
+
+def refusal_of_writes(servers: Mapping[str, Mapping[str, str]]) -> str:
+    """
+    Return why Redis may have refused the records of workers; empty if Redis accepts writes.
+
+    Args:
+        servers: INFO of each Redis server.
+    """
+    for facts in servers.values():
+        used, limit, apart = (
+            int(facts.get(name, 0)) for name in ("used_memory", "maxmemory", "mem_not_counted_for_evict")
+        )
+        if limit and used - apart > limit:
+            return "Redis refuses writes, because its memory is full"
+        if "err" in (facts.get("aof_last_write_status"), facts.get("rdb_last_bgsave_status")):
+            return "Redis refuses writes, because it cannot write to its disk"
+    return ""
+
+
 def workers_alive(session: Session) -> list[Worker]:
-    """Return the record of every worker process that is alive, sorted by host and pid."""
+    """Return the record of every living worker process, sorted by host and pid."""
     ids = session.run(calls.worker_ids())
     answers = session.try_all(calls.worker_records(ids))
-    # A malformed record, or a record on a server that is away, hides no other.
+    # Skip malformed records and unavailable servers, and return the other records.
     workers = [answer for answer in answers if isinstance(answer, Worker)]
     return sorted(workers, key=lambda worker: (worker.host, worker.pid))
 
 
 def running_in(workers: list[Worker], queue: str | None = None, longer_than: float = 0.0) -> list[Running]:
-    """Return the running handlers, of one queue or of all, the longest running first."""
+    """Return the running handlers of a queue, or of all queues, the longest running first."""
     now = time.time()
     rows = list[Running]()
     for worker in workers:
         for job in worker.running:
-            # A record is up to some seconds old; a worker's clock may be ahead of ours.
+            # The worker's clock may be ahead of the clock of this process.
             for_seconds = max(now, worker.seen) - job.started
             if queue in (None, job.queue) and for_seconds >= longer_than:
                 place = (worker.id, worker.host, worker.pid, worker.seen)

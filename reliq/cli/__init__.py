@@ -1,1 +1,1 @@
-"""The `reliq` command: it turns arguments and environment into settings, and calls the parts below with them."""
+"""The command `reliq`."""

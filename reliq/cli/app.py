@@ -12,70 +12,69 @@ from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.cli.settings import FOUND, URL, settings_found
 from reliq.errors import EXIT_CONFIG, BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 
-#: Exit codes of commands: 0 done, 1 failed, 2 wrong usage, 3 nothing was published or work is left, 78 the set-up cannot work, 130
-#: interrupted.
+#: The exit code of a failed command. docs/reference/cli.md lists all exit codes.
 EXIT_FAILED = 1
 
-#: Typer raises this for an unknown option or a missing argument, and gives it no public name.
+#: The exception that Typer raises for an unknown option or a missing argument; it has no public name.
 UsageError: Any = typer.BadParameter.__base__
 
-#: Heading -> command -> the first paragraph of its help.
+#: The commands below each heading of `reliq --help`, each with the first paragraph of its help.
 SUMMARIES = {
     "Run": {
-        "init": "Write a small application that works: a queue, a handler, a publisher, a test and a compose file.",
+        "init": "Create a small working application: a task, a publisher, a test and a compose file.",
         "worker": "Run the handlers of a Consumer until SIGTERM or Ctrl-C.",
-        "demo": "Run thousands of jobs in two processes, kill one while it runs jobs, and show that none is lost.",
-        "relay": "Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.",
-        "exporter": "Serve the states, ages and totals of queues for Prometheus until SIGTERM or Ctrl-C.",
-        "health": "Ask a worker on its metrics port; exit 0 when all is well, else 1 with the reason.",
+        "demo": "Run thousands of jobs in two worker processes, kill one process, and show that no job is lost.",
+        "relay": "Move messages that `publish_in` stored in your database to Redis, until SIGTERM or Ctrl-C.",
+        "exporter": "Serve the metrics of queues for Prometheus until SIGTERM or Ctrl-C.",
+        "health": "Check a worker on its metrics port; exit with 0 if it is healthy, else with 1 and the reason.",
     },
     "See": {
-        "queues": "Show every queue: its messages by state, the age of the oldest, its rates of the last minute, its "
-        "workers.",
-        "workers": "Show every worker process that is alive: its host, queues and busy slots.",
-        "keys": "Show which keys have messages that wait or run, those with most first, and why they wait.",
-        "list": "List the messages of one state, the next to come first; of dead letters and ended messages the newest.",
-        "show": "Show the state, body, errors and worker of a message; or how it ended.",
-        "watch": "Watch queues live until Ctrl-C: backlog, lateness, rates, workers and their handlers, failures.",
-        "web": "Serve a page of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.",
+        "queues": "Show each queue: messages by state, age of the oldest, rates of the last minute, and workers.",
+        "workers": "Show each live worker process: its host, queues and busy slots.",
+        "keys": "Show message keys with waiting or running messages, the largest first, and why they wait.",
+        "list": "List messages of one state in order of delivery; dead letters and ended messages newest first.",
+        "show": "Show the state, body, errors and worker of a message, or how it ended.",
+        "watch": "Watch queues live until Ctrl-C: backlog, lateness, rates, workers, running handlers, failures.",
+        "web": "Serve web pages of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.",
     },
     "Act": {
-        "publish": "Publish a message, or each line of a file, and print the status.",
-        "cancel": "Cancel messages: they do not start; a running message is not retried, and its handler gets the cancellation.",
-        "move": "Move messages of one state to another queue, with ids, due times, retries left and headers.",
-        "redrive": "Publish dead letters again, oldest first, with fresh retries.",
-        "purge": "Delete the messages of one state, or dead letters, for good; try --dry-run first.",
-        "pause": "Have consumers stop claiming within a second; running handlers finish, and publishing goes on.",
-        "resume": "Have consumers claim a paused queue again.",
-        "limits": "Show the limits of a queue, or change them while it is in use: order, places, rates and weights of keys.",
-        "shards": "Show the shards of a queue, or change how many there are while it is in use.",
-        "delete": "Delete queues with nothing in them: their names from the registry, their totals and ends.",
-        "outbox": "The tables of `publish_in` and `job.once`: print their SQL, list and retry refused rows, delete old rows.",
-        "cron": "Periodic entries: list them, run one.",
+        "publish": "Publish a message, or each line of a file as a message, and print the result.",
+        "cancel": "Cancel messages: waiting messages never start; running messages are not retried.",
+        "move": "Move messages of one state to another queue, with their ids, due times, retries left and headers.",
+        "redrive": "Publish dead letters again, oldest first; each message gets all its retries again.",
+        "purge": "Delete messages of one state, or dead letters, permanently; try --dry-run first.",
+        "pause": "Pause a queue, a message key or a periodic job; running handlers finish.",
+        "resume": "Resume a paused queue, message key or periodic job.",
+        "limits": "Show the limits of a queue, or change them while workers run: order, concurrency, rates, weights.",
+        "shards": "Show the shards of a queue, or change their number while the queue is in use.",
+        "delete": "Delete empty queues with their totals and their list of ended messages.",
+        "outbox": "Manage the tables of `publish_in` and `job.once`: print SQL, retry refused rows, delete old rows.",
+        "cron": "List periodic jobs, or run a periodic job now.",
+        "schedules": "List the schedules of a queue that were made at run time: the next tick of each, and its pause.",
     },
     "Check": {
-        "check": "Check every message of a queue for contradictions to the model, while others use it.",
-        "doctor": "Check whether a Redis is fit for queues: print each finding, its consequence, and the remedy.",
-        "acl": "Print the least Redis ACL rule for a role; it leaves passwords, and whether the user is on, as they are.",
+        "check": "Check every message of a queue for inconsistent data in Redis, while workers run.",
+        "doctor": "Check whether a Redis server is fit for queues: print each finding, its consequence and remedy.",
+        "acl": "Print the smallest Redis ACL rule for a role; passwords stay unchanged.",
     },
     "Measure": {
-        "bench": "Measure reliq on your Redis: publishing, draining by one and two worker processes, pickup by an idle worker.",
+        "bench": "Measure reliq on your Redis: rates of publishing and processing, and pickup time of an idle worker.",
     },
 }
-#: Module of this package -> the commands in it, where it is not the module of the command's own name.
+#: The commands in each module of `reliq.cli`. A command that is not listed is in a module with the command's name.
 MODULES = {
-    "checks": "check doctor acl",
+    "checks": "check doctor acl bench",
     "init": "init demo",
     "messages": "list show cancel purge move redrive publish",
-    "queues": "queues pause resume delete limits keys shards cron workers",
+    "queues": "queues pause resume delete limits keys shards cron schedules workers",
     "serve": "relay outbox exporter health web",
 }
-#: Commands with a function of another name.
+#: The commands whose function has a different name, with the name of the function.
 FUNCTIONS = {"list": "list_messages"}
 HOMES = {command: module for module, commands in MODULES.items() for command in commands.split()}
 
 
-#: The environment and pyproject.toml may have options of this command.
+#: The command whose options can also be set in the environment and in pyproject.toml.
 WORKER = "worker"
 
 
@@ -113,7 +112,11 @@ def root(
 
 
 def _describe_wrong_usage(error: Any) -> str:
-    """Return a usage error as text: the wrong word, and where its value came from or where to read the help."""
+    """
+    Return the message for wrong usage.
+
+    The message names the setting with the wrong value, or the --help of the command.
+    """
     what = " ".join(error.format_message().split()).rstrip(".")
     name = getattr(getattr(error, "param", None), "name", "")
     setting = error.ctx.meta.get(FOUND, {}).get(name) if error.ctx else None
@@ -123,9 +126,9 @@ def _describe_wrong_usage(error: Any) -> str:
 
 
 def main() -> None:
-    """Run the command; print an error as a line with its remedy."""
+    """Run the command line, print any error as one line with its remedy, and exit with the exit code."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for a terminal that cannot show every character
+        sys.stdout.reconfigure(errors="backslashreplace")  # do not fail for characters that the terminal cannot show
     if wrong := distribution.replacement():
         complain(wrong)
         sys.exit(EXIT_CONFIG)
@@ -139,14 +142,9 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
     except typer.Abort:
         sys.exit(EXIT_FAILED)
-    except (ConfigurationError, BodyError) as error:
-        complain(error)
-        sys.exit(EXIT_USAGE)
-    except RedisUnavailableError as error:
-        complain(f"{error}; see that Redis runs and that --url or RELIQ_URL names it")
-        sys.exit(EXIT_FAILED)
     except ReliqError as error:
-        complain(error)
-        sys.exit(EXIT_FAILED)
+        is_away = isinstance(error, RedisUnavailableError)
+        complain(f"{error}; see that Redis runs and that --url or RELIQ_URL names it" if is_away else error)
+        sys.exit(EXIT_USAGE if isinstance(error, ConfigurationError | BodyError) else EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""The work of `reliq demo`: run jobs in two worker processes, kill a process meanwhile, and count the results."""
+"""The demo of `reliq demo`: run jobs in two worker processes, kill one process, and count the results."""
 
 import os
 import random
@@ -11,9 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen
 
-from reliq.cli.bench import exit_on_signals
 from reliq.cli.demo_jobs import ERRANDS, JOURNAL_VARIABLE, Errand, mood_of
-from reliq.cli.output import say
+from reliq.cli.output import exit_on_signals, say
 from reliq.distribution import command_of
 from reliq.errors import ReliqError
 from reliq.message import OutgoingMessage
@@ -21,7 +20,7 @@ from reliq.redis.server import URL_VARIABLE
 from reliq.testing.server import EmbeddedRedis
 from reliq.text import pluralize
 
-#: The settings of the worker; this file hides a pyproject.toml in the folders above.
+#: The pyproject.toml of the worker. Because it has [tool.reliq], the worker reads no file in a folder above.
 SETTINGS = """
 [tool.reliq]
 consumer = "reliq.cli.demo_jobs:consumer"
@@ -29,12 +28,12 @@ processes = 2
 grace = 1.0
 log-level = "error"
 """
-#: The share of the jobs that are due later, by up to LATEST_SECONDS.
+#: The share of jobs that are published with a delay, of up to LATEST_SECONDS.
 LATE_SHARE = 0.3
 LATEST_SECONDS = 3.0
 POLL_SECONDS = 0.05
 
-#: The last line that the journal has of each run of a handler: (process id, number, attempt) -> began, done or failed.
+#: The last event of each run in the journal: began, done or failed. A key is process id, job number and attempt.
 Runs = dict[tuple[int, int, int], str]
 
 
@@ -73,7 +72,7 @@ def run(jobs: int) -> bool:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
-                process_group=0,  # Ctrl-C in the terminal does not reach it
+                process_group=0,  # so that the worker does not receive Ctrl-C from the terminal
             )
         )
         stack.callback(worker.terminate)
@@ -93,7 +92,7 @@ def run(jobs: int) -> bool:
 
 
 def judge(runs: Runs, killed: int, jobs: int, totals: Mapping[str, int]) -> tuple[bool, list[str]]:
-    """Return whether no job was lost and each job of the killed process ran again, and the lines to print about it."""
+    """Return whether no job was lost and each job of the killed process ran again, and the lines to print."""
     again = killed_runs(runs, killed)
     done = {number for (_, number, _), last in runs.items() if last == "done"}
     acked, dead = totals.get("acked", 0), totals.get("dead", 0)
@@ -107,13 +106,13 @@ def judge(runs: Runs, killed: int, jobs: int, totals: Mapping[str, int]) -> tupl
 
 
 def read_journal(path: Path) -> Runs:
-    """Return the runs of handlers; the handlers write them to the journal, independently of Redis."""
+    """Return the last event of each run from the journal, which handlers write independently of Redis."""
     rows = [line.split() for line in path.read_text().rpartition("\n")[0].splitlines()]
     return {(int(pid), int(number), int(attempt)): last for pid, number, attempt, last in rows}
 
 
 def killed_runs(runs: Runs, pid: int) -> list[bool]:
-    """Return, for each run that process `pid` began and did not end, whether a later attempt has ended."""
+    """Return whether a later attempt has ended, for each run that process `pid` began and did not end."""
     ended: dict[int, int] = {}
     for (_, number, attempt), last in runs.items():
         if last != "began":
@@ -124,10 +123,10 @@ def killed_runs(runs: Runs, pid: int) -> list[bool]:
 
 
 def kill_busiest(journal: Path) -> int:
-    """Kill the process that runs the most jobs, and return its id; return 0 when no process runs a job."""
+    """Kill the process that runs the most jobs, and return its pid; return 0 if no process runs a job."""
     running = Counter(pid for (pid, _, _), last in read_journal(journal).items() if last == "began")
     for pid, _ in running.most_common(1):
-        os.kill(pid, signal.SIGSTOP)  # no job ends between reading the journal and the kill
+        os.kill(pid, signal.SIGSTOP)  # stop it first, so that no job ends between reading the journal and SIGKILL
         if killed_runs(read_journal(journal), pid):
             os.kill(pid, signal.SIGKILL)
             return pid

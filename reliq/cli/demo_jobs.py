@@ -1,4 +1,4 @@
-"""The handler of `reliq demo`: some jobs take time, some fail at first, some always fail."""
+"""The queue and handler of `reliq demo`: some jobs are slow, some fail at first, some always fail."""
 
 import os
 import random
@@ -11,9 +11,9 @@ from tenacity import wait_random
 from reliq import Consumer, Job, Queue
 
 Mood = Literal["good", "slow", "flaky", "poison"]
-#: Names the file to which each run of a handler writes its start and its end; without it, the handler writes nothing.
+#: Environment variable with the path of the journal, a file to which each run of a job writes its start and end.
 JOURNAL_VARIABLE = "RELIQ_DEMO_JOURNAL"
-#: A flaky errand fails this many times.
+#: How many times a flaky job fails before it succeeds.
 FAILURES = 2
 
 
@@ -31,7 +31,7 @@ consumer = Consumer()
 
 
 def mood_of(number: int) -> Mood:
-    """Return how the job of this number behaves: 9 % are slow, 10 % fail twice, 1 % always fail."""
+    """Return the mood of a job: 9 % of the jobs are slow, 10 % are flaky and fail twice, 1 % always fail."""
     if number % 100 == 50:  # noqa: PLR2004
         return "poison"
     return "slow" if number % 10 == 0 else "flaky" if number % 10 == 1 else "good"
@@ -39,7 +39,7 @@ def mood_of(number: int) -> Mood:
 
 @consumer.handler(ERRANDS, lease=2, backoff=wait_random(0.1, 0.5))
 def run_errand(errand: Errand, job: Job[Errand]) -> None:
-    """Behave according to the mood; write the start and the end of this run to the journal."""
+    """Succeed, wait or fail, depending on the job's mood; write the start and end of the run to the journal."""
     _write(errand, job, "began")
     outcome = "failed"
     try:
@@ -47,11 +47,11 @@ def run_errand(errand: Errand, job: Job[Errand]) -> None:
             case "slow":
                 time.sleep(random.uniform(0.1, 0.3))
             case "flaky" if job.attempt is not None and job.attempt <= FAILURES:
-                raise ConnectionError("the other side is not there yet")
+                raise ConnectionError("the service is not available yet")
             case "poison":
                 raise ValueError("this errand cannot be run")
         outcome = "done"
-    finally:  # does not run after SIGKILL
+    finally:  # a process that gets SIGKILL does not run this
         _write(errand, job, outcome)
 
 

@@ -17,33 +17,32 @@ STARTER = Path(__file__).with_name("starter")
 FILES = (
     "pyproject.toml",
     "app/__init__.py",
-    "app/queues.py",
-    "app/jobs.py",
+    "app/tasks.py",
     "app/__main__.py",
-    "tests/test_jobs.py",
+    "tests/test_tasks.py",
     "compose.yaml",
 )
 
 
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder to write to; it is created if it does not exist.")
+        Path, typer.Argument(metavar="FOLDER", help="Folder for the application; created if it does not exist.")
     ] = Path(),
 ) -> None:
     """
-    Write a small application that works: a queue, a handler, a publisher, a test and a compose file.
+    Create a small working application: a task, a publisher, a test and a compose file.
 
-    It overwrites nothing. Exit codes: 0 done, 2 a file exists already or cannot be written.
+    Existing files are not overwritten. Exit codes: 0 done, 2 a file exists already or cannot be written.
 
     Example: reliq init shop
     """
-    if there := [name for name in FILES if os.path.lexists(folder / name)]:
-        raise ConfigurationError(f"{folder / there[0]} is there already; nothing was written: name another folder")
+    if existing := [folder / name for name in FILES if os.path.lexists(folder / name)]:
+        raise ConfigurationError(f"{existing[0]} exists already; nothing was written: name another folder")
     for name in FILES:
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("x", encoding="utf-8") as file:  # "x" does not follow a symbolic link
+            with path.open("x", encoding="utf-8") as file:  # mode "x" does not follow a symbolic link
                 file.write((STARTER / name).read_text("utf-8"))
         except OSError as error:
             raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error
@@ -68,12 +67,12 @@ def init(
 
 def demo(jobs: Annotated[int, typer.Option(help="How many jobs to publish.")] = 5000) -> None:
     """
-    Run thousands of jobs in two processes, kill one while it runs jobs, and show that none is lost.
+    Run thousands of jobs in two worker processes, kill one process, and show that no job is lost.
 
-    The demo starts a private Redis and ignores RELIQ_URL. Exit codes: 0 nothing was lost, 1 a job was lost or did not
-    run again, 2 wrong usage or no redis-server, 130 interrupted.
+    The demo starts a private Redis server and ignores RELIQ_URL. Exit codes: 0 no job was lost, 1 a job was lost or a
+    job of the killed process did not run again, 2 wrong usage or no redis-server is installed, 130 interrupted.
 
     Example: reliq demo --jobs 20000
     """
     check_int("--jobs", jobs, least=100, most=100_000)
-    raise typer.Exit(0 if import_module("reliq.cli.demo").run(jobs) else 1)
+    raise typer.Exit(code=0 if import_module("reliq.cli.demo").run(jobs) else 1)

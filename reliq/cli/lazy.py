@@ -1,9 +1,9 @@
-"""A group of commands that imports a command when it runs: `reliq --help` and completion need their names alone."""
+"""A command group that imports a command only when it runs, so that `reliq --help` and completion start quickly."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from inspect import Parameter, Signature, getdoc, signature
+from inspect import getdoc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -12,27 +12,27 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Options that most commands take: name -> its spelling and help. The help of a command names them in one line.
+#: Options of most commands, with their usage and help. The help of each command lists only their usage, to be short.
 SHARED = {
-    "url": ("--url URL", "The Redis, when RELIQ_URL does not name it."),
-    "json": ("--json", "Print JSON, for scripts."),
+    "url": ("--url URL", "URL of Redis instead of RELIQ_URL, for example redis://127.0.0.1:6379/0."),
+    "json": ("--json", "Print the result as JSON, for scripts."),
     "layout": (
         "--layout LAYOUT",
-        "How the queue's keys are spelled: reliq, or as in Go: hdt3213, hdt3213:tag, hdt3213:prefix=P.",
+        "Layout of the Redis keys: reliq, or for the Go library delayqueue hdt3213, hdt3213:tag or hdt3213:prefix=P.",
     ),
-    "shard": ("--shard K", "Of a sharded queue, this shard alone."),
+    "shard": ("--shard K", "Use only shard K of a sharded queue."),
 }
 
 
 class CommandInfo(NamedTuple):
     """
-    The module of a command, and its line in the list of commands.
+    Where to import a command from, and its line in `reliq --help`.
 
     Attributes:
-        panel: its heading in the list.
-        summary: the first sentence of its help.
-        module: of `reliq.cli`.
-        attribute: the function, or the `typer.Typer` of a group.
+        panel: the heading above the command in `reliq --help`.
+        summary: the first paragraph of the command's help.
+        module: the name of a module in `reliq.cli`.
+        attribute: the name of the command's function, or of the `typer.Typer` of a group, in that module.
     """
 
     panel: str
@@ -42,22 +42,25 @@ class CommandInfo(NamedTuple):
 
 
 def is_shared(option: Any) -> bool:
-    """Report whether an option is the shared one of its name."""
+    """Return whether an option has both the name and the help of an option in `SHARED`."""
     return option.name in SHARED and option.help == SHARED[option.name][1]
 
 
 def in_paragraphs(text: str) -> str:
-    """Return a text with each paragraph in one line, which the terminal's width wraps; a bracket is no markup in it."""
+    """
+    Join the lines of each paragraph, so that the terminal wraps them.
+
+    Also escape `[`, which is markup in rich.
+    """
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")).replace("[", r"\[")
 
 
 class _ShortHelp:
-    """A command or a group with a short help: no types beside flags, and shared options in one line."""
+    """A command or group whose help shows no type for flags, and lists shared options in one line."""
 
     epilog: str | None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help."""
         shared = []
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             if getattr(parameter, "is_flag", False):
@@ -71,51 +74,22 @@ class _ShortHelp:
 
 
 class ShortCommand(_ShortHelp, TyperCommand):
-    """A command."""
+    """A command with a short help."""
 
 
 class ShortGroup(_ShortHelp, TyperGroup):
-    """A group of commands, which are all loaded."""
-
-
-class OptionsOf(NamedTuple):
-    """Marks a parameter: the command takes the options of `make`, and the parameter gets the result of `make`."""
-
-    make: Callable[..., Any]
-
-
-def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command that takes the options of each parameter that is annotated with `OptionsOf` in its place."""
-    made: dict[str, tuple[Callable[..., Any], list[str]]] = {}
-    options: list[Parameter] = []
-    for parameter in signature(function, eval_str=True).parameters.values():
-        marks = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, OptionsOf)]
-        own = signature(marks[0].make).parameters if marks else {parameter.name: parameter}
-        options += own.values()
-        if marks:
-            made[parameter.name] = (marks[0].make, list(own))
-    if not made:
-        return function
-
-    def run(**given: Any) -> Any:
-        values = {name: make(**{option: given.pop(option) for option in names}) for name, (make, names) in made.items()}
-        return function(**given, **values)
-
-    run.__doc__ = function.__doc__
-    run.__annotations__ = {option.name: option.annotation for option in options}
-    run.__signature__ = Signature([option.replace(kind=Parameter.KEYWORD_ONLY) for option in options])  # type: ignore[attr-defined]
-    return run
+    """A command group with a short help."""
 
 
 def command_of(name: str, function: Callable[..., None]) -> Any:
-    """Return the command that a function is, with its docstring as its help."""
+    """Return a Typer command that calls a function; its help is the function's docstring."""
     alone = typer.Typer(add_completion=False)
-    alone.command(name, cls=ShortCommand, help=in_paragraphs(getdoc(function) or ""))(with_options(function))
+    alone.command(name, cls=ShortCommand, help=in_paragraphs(getdoc(function) or ""))(function)
     return typer.main.get_command(alone)
 
 
 class LazyGroup(ShortGroup):
-    """A group that imports a command when it runs; a subclass sets the `places` of the commands."""
+    """A command group that imports a command when it runs; a subclass sets `places`, the commands by name."""
 
     places: Mapping[str, CommandInfo]
 
@@ -128,7 +102,7 @@ class LazyGroup(ShortGroup):
 
     @classmethod
     def load(cls, name: str) -> Any:
-        """Return a command that can run, from its module."""
+        """Import a command from its module and return it."""
         place = cls.places[name]
         group = getattr(import_module(f"reliq.cli.{place.module}"), place.attribute)
         if not isinstance(group, typer.Typer):
@@ -138,10 +112,9 @@ class LazyGroup(ShortGroup):
             command.cls = ShortCommand
             command.help = in_paragraphs(getdoc(command.callback) or "")
             command.name = command.name or getattr(command.callback, "__name__", "")
-            command.callback = with_options(command.callback) if command.callback else None
         return typer.main.get_command(group)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the command that can run and the words that are left."""
+        """Return the name of a command, the imported command and its arguments."""
         name, listed, rest = super().resolve_command(ctx, args)
         return name, self.load(name) if listed and name else None, rest

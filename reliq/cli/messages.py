@@ -1,5 +1,6 @@
 """Commands on messages: `list`, `show`, `cancel`, `purge`, `move`, `redrive` and `publish`."""
 
+import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,14 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from reliq.admin.filters import END_KINDS, Filter, headers_of
+from reliq.admin.filters import CANCELLABLE, END_KINDS, PLACES, PURGEABLE, Filter, check_place, headers_of
 from reliq.admin.screens import as_value, format_missing, pretty, start_of
-from reliq.admin.words import CANCELLABLE, MOVABLE, PLACES, PURGEABLE, check_place
 from reliq.cli.frame import Answer, Bulk, Table, bulk_command, command
 from reliq.cli.options import (
     AdminOption,
     Delay,
-    Headers,
     Ids,
     Limit,
     QueueName,
@@ -35,24 +34,24 @@ from reliq.cli.options import (
 from reliq.cli.output import EXIT_UNFINISHED, EXIT_USAGE, facts, format_time, format_when, show_progress
 from reliq.cli.queues import describe_end, describe_wait
 from reliq.errors import ConfigurationError
+from reliq.message import TASK_HEADER, Priority, PublishOptions
 from reliq.settings import LARGEST_BODY, Limits, check_int, check_is_one_of
 from reliq.text import clamp_time, format_duration, join_first, pluralize, shell_command
 from reliq.wire_format import FailureNote
 
 if TYPE_CHECKING:
     from reliq.admin import Admin, Entry, MessageView
-    from reliq.admin.publish import OnError
-    from reliq.message import Priority, PublishOptions
+    from reliq.admin.bulk import OnError
 
-#: Characters of a body or an error in a table.
+#: A table shows at most this many characters of a body or an error.
 TABLE_TEXT = 60
-#: Characters of a body in JSON; `reliq show` prints all of it.
+#: `reliq list --json` prints at most this many characters of a body; `reliq show` prints the whole body.
 JSON_BODY = 1000
-#: A list has at most this many messages.
+#: The largest --limit of `list`.
 LIST_LIMIT = 10_000
-#: Dead letters are grouped for this many seconds.
+#: `reliq list --group` reads dead letters for at most this many seconds.
 GROUP_SECONDS = 5.0
-#: An example of --at.
+#: The example in the help and the errors of --at.
 AT_EXAMPLE = "2026-11-21T03:00+01:00"
 
 
@@ -60,23 +59,25 @@ AT_EXAMPLE = "2026-11-21T03:00+01:00"
 def list_messages(
     queue: QueueName,
     where: WhichOfAny,
-    state: Annotated[str, choice(PLACES)] = "",
+    state: Annotated[str, choice(PLACES, "List messages of this state: ")] = "",
     kind: Annotated[str, choice(END_KINDS, "Only messages that ended in this way: ")] = "",
-    group: Annotated[bool, typer.Option("--group", help="Count dead letters by cause, most frequent first.")] = False,
-    limit: Annotated[int, typer.Option(help="At most this many messages or groups.")] = 20,
-    offset: Annotated[int, typer.Option(help="Skip this many messages first.")] = 0,
+    group: Annotated[bool, typer.Option("--group", help="Count dead letters by error, most frequent first.")] = False,
+    limit: Annotated[int, typer.Option(help="Show at most this many messages or groups.")] = 20,
+    offset: Annotated[int, typer.Option(help="Skip this many messages at the start of the list.")] = 0,
     *,
     admin: AdminOption,
 ) -> Answer:
     """
-    List the messages of one state, the next to come first; of dead letters and ended messages the newest.
+    List messages of one state in order of delivery; dead letters and ended messages newest first.
 
     Example: reliq list orders --state dead --error 'card declined' --newer-than 2h
 
-    The default state is ready; with --key it is waiting. `when` is the due time; in unack the end of the lease or the
-    redelivery; in dead and ended the end. Redis keeps the last 1,000 ended messages, and acked messages as
-    `Queue(keep_completed=...)` sets. --group reads dead letters for at most 5 s. Exit codes: 0 done, 1 Redis did not answer, 2 an
-    unknown queue or state, or a filter that the state does not have.
+    Without --state, the command lists ready messages; with --kind ended messages, with --group dead letters, and with
+    --key messages that wait under the key. The column `when` is the due time; for unack, the end of the lease or backoff;
+    for dead and ended messages, the time of their end. Redis keeps the last 1,000 messages that ended without an ack.
+    --kind acked lists acked messages; `Queue(keep_completed=...)` sets how many are kept. --group reads dead letters for
+    at most 5 s. Exit codes: 0 done, 1 Redis did not answer, 2 an unknown queue or state, or a filter that the state does
+    not have.
     """
     state = state or ("ended" if kind else "dead" if group else "waiting" if where.key else "ready")
     where = replace(where, kind=cast("Any", kind))
@@ -90,14 +91,14 @@ def list_messages(
     if group:
         if state != "dead":
             raise ConfigurationError(
-                f"only dead letters are grouped, not {state} messages: leave --state or --group out"
+                f"--group works only for dead letters, not for {state} messages: leave --state or --group out"
             )
         found = admin.dead_groups(queue, where, for_seconds=GROUP_SECONDS, without=away)
         groups = found.groups[:limit]
         rows = [(one.count, one.reason, one.raised, format_when(one.newest), one.example) for one in groups]
         lines: list[object] = [Table(("count", "reason", "raised", "newest", "example"), rows) if rows else nothing]
         if found.looked < found.of:
-            lines.append(f"these are of the newest {pluralize(found.looked, 'letter')} looked at, of {found.of:,}")
+            lines.append(f"only the newest {pluralize(found.looked, 'letter')} of {found.of:,} were read")
         return Answer({"groups": groups, "looked": found.looked, "of": found.of}, lines, complaints=partial_list)
     total = admin.count(queue, state, Filter(key=where.key)) if where.is_set else None
     with show_progress(total, "changed") as step:
@@ -121,16 +122,17 @@ def _row(entry: "Entry") -> tuple[Any, ...]:
 @command
 def show(
     queue: QueueName,
-    id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
-    raw: Annotated[bool, typer.Option("--raw", help="Write only the body's bytes to standard output.")] = False,
+    id: Annotated[str, typer.Argument(metavar="ID", help="Id of the message, for example order-42.")],
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the body to standard output.")] = False,
     *,
     admin: WholeQueueAdmin,
 ) -> Answer:
     """
-    Show the state, body, errors and worker of a message; or how it ended.
+    Show the state, body, errors and worker of a message, or how it ended.
 
-    --json has the bodies and headers of its dead letters too, for an id that was published again. Exit codes: 0 done, 1
-    Redis is away or refuses, 2 wrong usage, an unknown queue or id, or --raw of a message whose body is gone.
+    --json also prints the bodies and headers of all dead letters with this id; an id that was published again can have
+    several. Exit codes: 0 done, 1 Redis is unavailable or refuses, 2 wrong usage, an unknown queue or id, or --raw for a
+    message whose body was deleted.
 
     Example: reliq show orders order-42
     """
@@ -144,14 +146,14 @@ def show(
     if not raw:
         return Answer(value, [*_describe_message(view), *(pretty(body) if body is not None else ())])
     if body is None:
-        raise ConfigurationError(f"message {id[:128]!r} of queue {queue!r} has no body any more; leave --raw out")
+        raise ConfigurationError(f"the body of message {id[:128]!r} of queue {queue!r} was deleted; leave --raw out")
     sys.stdout.buffer.write(body)
     sys.stdout.flush()
     return Answer(value, ())
 
 
 def _describe_message(view: "MessageView") -> list[str]:
-    """Return a line for each fact of a message."""
+    """Return the lines of `reliq show`, without the body."""
     remarks = [view.mark, "suspect" if view.suspect and view.mark != "suspect" else ""]
     if view.size is None and view.state != "ended" and view.mark != "cancelled":
         remarks.append("its body is gone, so it will expire")
@@ -161,6 +163,11 @@ def _describe_message(view: "MessageView") -> list[str]:
     is_leased = view.state == "unack" and view.mark not in ("nacked", "suspect")
     until = "" if view.state in ("dead", "ended") else format_time(view.when)
     holder, letters = view.holder, view.letters
+    runs = (
+        holder and f"for {format_duration(holder.seconds)} in {holder.host} pid {holder.pid} (worker {holder.worker})"
+    )
+    deliveries = None if view.attempt is None else f"{view.attempt} (without snoozed and released deliveries)"
+    note = "" if view.searched_all else "too many dead letters to search; older letters of this message may exist"
     return facts(
         [
             ("id", view.id),
@@ -169,35 +176,29 @@ def _describe_message(view: "MessageView") -> list[str]:
             ("lease" if is_leased else "due", f"until {until}, unless it is renewed" if is_leased and until else until),
             ("key", view.key),
             ("priority", view.priority if view.priority != "normal" else None),
+            ("cost", view.cost if view.cost != 1 else None),
             ("in its line", None if view.ahead is None else f"{view.ahead:,} come before it"),
             ("it waits", view.line and describe_wait(view.line)),
-            (
-                "runs",
-                holder
-                and f"for {format_duration(holder.seconds)} in {holder.host} pid {holder.pid} (worker {holder.worker})",
-            ),
-            (
-                "deliveries",
-                None if view.attempt is None else f"{view.attempt} (without snoozed and released deliveries)",
-            ),
+            ("runs", runs),
+            ("deliveries", deliveries),
             ("retries left", view.retries_left),
             ("expires", None if view.ttl_left is None else f"in {format_duration(view.ttl_left)}"),
             ("last error", view.reason and view.summary),
-            *(("failed", _describe_failure(note)) for note in reversed(view.failures)),
-            *(("header", f"{name}: {value}") for name, value in view.headers.items()),
+            *(("failed", _describe_failure(failure)) for failure in reversed(view.failures)),
+            ("task", view.headers.get(TASK_HEADER)),
+            *(("header", f"{name}: {value}") for name, value in view.headers.items() if name != TASK_HEADER),
+            ("progress", None if view.progress is None else f"{view.progress:.1%} {view.note}".rstrip()),
+            ("checkpoint", None if view.cursor is None else json.dumps(view.cursor, ensure_ascii=False)),
             ("id taken", None if view.taken_seconds is None else f"for {format_duration(view.taken_seconds)} more"),
             *(("ended", f"{end.kind} {format_time(end.at or 0)}  {describe_end(end)}".rstrip()) for end in view.ends),
             *(("dead letter", f"{letter.letter}, died {format_time(letter.died)}") for letter in letters),
-            (
-                "note",
-                "" if view.searched_all else "too many dead letters to search; an older letter of it may be among them",
-            ),
+            ("note", note),
         ]
     )
 
 
 def _describe_failure(note: FailureNote) -> str:
-    """Return the time, the delivery, the worker and the error of a failure."""
+    """Return the time, attempt, run time, worker and error of a failed attempt as a line."""
     parts = [
         "" if note.at_ms is None else f"{format_time(clamp_time(note.at_ms / 1000))} ",
         "" if note.attempt is None else f"attempt {note.attempt}",
@@ -212,31 +213,35 @@ def _describe_failure(note: FailureNote) -> str:
 def cancel(
     queue: QueueName,
     ids: Ids = None,
-    state: Annotated[str, choice(CANCELLABLE, "Instead of ids: ")] = "",
+    state: Annotated[str, choice(CANCELLABLE, "Cancel messages of this state, instead of ids: ")] = "",
     *,
     where: Which,
-    tombstone: Annotated[float | None, time_span("Refuse a publish of these ids for this time.")] = None,
+    tombstone: Annotated[
+        float | None, time_span("How long Redis refuses new messages with the cancelled ids, for example 1d.")
+    ] = None,
     admin: AdminOption,
 ) -> Bulk:
     """
-    Cancel messages: they do not start; a running message is not retried, and its handler gets the cancellation.
+    Cancel messages: waiting messages never start; running messages are not retried.
 
-    The id of a `cancelled` message is free immediately; the id of a `running` message stays taken until its end and its `dedup`.
+    The handler of a running message is notified. The command prints `cancelled` if the message was waiting; you can
+    publish its id again immediately. It prints `running` if the message runs; its id stays taken until the message has
+    ended and its `dedup` time is over.
 
     Example: reliq cancel orders order-42 order-43
 
-    Instead of ids: reliq cancel orders --state pending --match '"tenant":"acme"' --dry-run. Exit codes: 0 cancelled
-    or running, 1 Redis did not answer or you did not agree, 2 an unknown queue or id, 130 interrupted.
+    Without ids, choose by state: reliq cancel orders --state pending --match '"tenant":"acme"' --dry-run. Exit codes: 0
+    every message was waiting or running, 1 Redis did not answer or you did not confirm, 2 an unknown queue or id, 130
+    interrupted.
     """
     if bool(ids) == bool(state):
-        raise ConfigurationError("say which messages: ids, or --state with --header, --match or --key")
+        raise ConfigurationError("name the messages: give ids, or --state with --header, --task, --match or --key")
     if state:
         check_place(state, CANCELLABLE)
-        return _bulk(
-            admin, queue, state, where, partial(admin.cancel_where, tombstone=tombstone), "Cancel", "cancelled"
-        )
+        run = partial(admin.cancel_where, queue, state, where, tombstone=tombstone)
+        return _bulk(admin, queue, state, where, run, "Cancel", "cancelled")
     if where.is_set:
-        raise ConfigurationError("--header, --match, --key and --dry-run go with --state, not with ids")
+        raise ConfigurationError("--header, --task, --match, --key and --dry-run need --state instead of ids")
 
     def each_id(on_step: object) -> Answer:  # noqa: ARG001  it is one request
         statuses = admin.cancel(queue, ids or [], tombstone=tombstone)
@@ -250,65 +255,74 @@ def cancel(
 def purge(
     queue: QueueName,
     where: WhichOfAny,
-    state: Annotated[str, choice(PURGEABLE)] = "",
+    state: Annotated[str, choice(PURGEABLE, "Delete messages of this state: ")] = "",
     *,
     admin: AdminOption,
 ) -> Bulk:
     """
-    Delete the messages of one state, or dead letters, for good; try --dry-run first.
+    Delete messages of one state, or dead letters, permanently; try --dry-run first.
 
     Example: reliq purge orders --state dead --older-than 3d --dry-run
 
-    --key without --state deletes the messages that wait for a turn of the key: reliq purge mail --key tenant-7. A message
-    in the middle of a list is cancelled: Redis deletes its body immediately, and its id when a worker claims it. Exit
-    codes: 0 done, 1 Redis did not answer or you did not agree, 2 an unknown queue, state or id, 130 interrupted.
+    --key without --state deletes the messages that wait under a message key: `reliq purge mail --key tenant-7`. If you
+    delete only some messages of a state with a filter, their ids may remain in Redis until a worker reaches them; their
+    bodies are deleted immediately. Exit codes: 0 done, 1 Redis did not answer or you did not confirm, 2 an unknown queue,
+    state or id, 130 interrupted.
     """
     state = state or ("waiting" if where.key else "")
     if not state:
-        raise ConfigurationError("say which messages: --state, or --key for those that wait in the line of a key")
+        raise ConfigurationError("name the messages: give --state, or --key for messages that wait under a message key")
     check_place(state, PURGEABLE)
-    return _bulk(admin, queue, state, where, admin.purge, "Delete", "deleted")
+    return _bulk(admin, queue, state, where, partial(admin.purge, queue, state, where), "Delete", "deleted")
 
 
 @bulk_command
 def move(
     queue: QueueName,
-    other: Annotated[str, typer.Argument(metavar="OTHER", help="The target queue.", autocompletion=queue_names)],
+    other: Annotated[
+        str, typer.Argument(metavar="OTHER", help="Queue to move the messages to.", autocompletion=queue_names)
+    ],
     *,
-    state: Annotated[str, choice(MOVABLE)],
+    state: Annotated[str, choice(CANCELLABLE, "Move messages of this state: ")],
     where: Which,
     limit: Limit = None,
     admin: AdminOption,
 ) -> Bulk:
     """
-    Move messages of one state to another queue, with ids, due times, retries left and headers.
+    Move messages of one state to another queue, with their ids, due times, retries left and headers.
 
     Example: reliq move orders orders-slow --state ready --header tenant=acme --dry-run
 
-    Cut off at any point, even by a kill, nothing is lost: make the same move again within a minute to finish it. Later,
-    messages of its last step, at most 250, may run in both queues. Dead letters go by `reliq redrive --to`. Exit codes: 0
-    done, 1 Redis did not answer or you did not agree, 2 an unknown queue or state, 130 interrupted.
+    If the command is interrupted, even by a kill, no message is lost: run the same command again within a minute to
+    finish the move. If you run it later, up to 250 messages of the interrupted step may run in both queues. To move dead
+    letters, use `reliq redrive --to`. Exit codes: 0 done, 1 Redis did not answer or you did not confirm, 2 an unknown
+    queue or state, 130 interrupted.
     """
     if state == "dead":
         redrive = shell_command("redrive", queue, options=["--to", other], layout=admin.redis_keys(queue).layout)
-        raise ConfigurationError(f"dead letters go by `{redrive}`")
-    check_place(state, MOVABLE)
+        raise ConfigurationError(f"move dead letters with `{redrive}`")
+    check_place(state, CANCELLABLE)
 
-    def to_other(queue: str, state: str, where: Filter, **options: Any) -> object:
-        return admin.move(queue, other, state, where, limit=limit, **options)
-
-    return _bulk(admin, queue, state, where, to_other, "Move", "moved", limit)
+    run = partial(admin.move, queue, other, state, where, limit=limit)
+    return _bulk(admin, queue, state, where, run, "Move", "moved", limit)
 
 
 @bulk_command
 def redrive(
     queue: QueueName,
     where: WhichOfAny,
-    every: Annotated[bool, typer.Option("--all", help="All dead letters; asks before it acts.")] = False,
-    rate: Annotated[int | None, parsed(Limits.parse_rate, "No faster than this: 50/s, 100/m.", metavar="N/s")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Redrive all dead letters; asks for confirmation.")] = False,
+    rate: Annotated[
+        int | None, parsed(Limits.parse_rate, "Highest rate of publishing, for example 50/s or 100/m.", metavar="N/s")
+    ] = None,
     limit: Limit = None,
     to: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="The target queue.", autocompletion=queue_names)
+        str | None,
+        typer.Option(
+            metavar="QUEUE",
+            help="Queue to publish to; by default the queue that the messages died in.",
+            autocompletion=queue_names,
+        ),
     ] = None,
     retries: Retries = None,
     delay: Delay = None,
@@ -316,23 +330,22 @@ def redrive(
     admin: AdminOption,
 ) -> Bulk:
     """
-    Publish dead letters again, oldest first, with fresh retries.
+    Publish dead letters again, oldest first; each message gets all its retries again.
 
     Example: reliq redrive orders --error 'card declined' --rate 50/s
 
-    Ctrl-C stops it and prints how many were redriven; run again, it goes on. Exit codes: 0 done, 1 Redis did not answer or
-    you did not agree, 2 an unknown queue, id or filter, 130 interrupted.
+    If you press Ctrl-C, the command prints how many dead letters it has published, and ends; run it again to continue.
+    Exit codes: 0 done, 1 Redis did not answer or you did not confirm, 2 an unknown queue, id or filter, 130 interrupted.
     """
     if where.is_set == every:
         raise ConfigurationError(
-            "say which dead letters: ids, --reason, --exception, --error, an age, --header, --match, --key; or --all"
+            "give either --all or a filter: ids, --reason, --exception, --error, an age, --header, --task, --match or --key"
         )
 
-    def again(queue: str, _state: str, where: Filter, **options: Any) -> object:
-        pace = None if rate is None else 1e6 / rate
-        return admin.redrive(queue, where, to=to, limit=limit, rate=pace, retries=retries, delay=delay or 0, **options)
-
-    return _bulk(admin, queue, "dead", where, again, "Redrive" if every else "", "redriven", limit)
+    pace = None if rate is None else 1e6 / rate
+    options: dict[str, Any] = {"to": to, "limit": limit, "rate": pace, "retries": retries, "delay": delay or 0}
+    run = partial(admin.redrive, queue, where, **options)
+    return _bulk(admin, queue, "dead", where, run, "Redrive" if every else "", "redriven", limit)
 
 
 def _bulk(
@@ -340,12 +353,20 @@ def _bulk(
     queue: str,
     state: str,
     where: Filter,
-    act: Callable[..., object],
+    run: Callable[..., object],
     verb: str,
     done: str,
     limit: int | None = None,
 ) -> Bulk:
-    """Return work on the messages of a state that the filter chooses; without a verb it does not ask first."""
+    """
+    Return the `Bulk` of a command on the messages of a state that match a filter.
+
+    Args:
+        run: does the work; gets a function `on_step` and calls it after each step.
+        verb: the first word of the question for confirmation; empty for no question.
+        done: the effect on each message, such as `deleted`.
+        limit: the most messages; None for all.
+    """
     where.check(state)
     total = admin.count(queue, state, Filter(key=where.key))
     kind = "dead letters" if state == "dead" else f"{state} messages"
@@ -354,53 +375,78 @@ def _bulk(
     missing = sorted(ids - {entry.id for entry in admin.messages(queue, "dead", Filter(ids=ids))}) if ids else []
     see = shell_command("list", queue, options=["--state", "dead"], layout=admin.redis_keys(queue).layout)
     complaints = [f"queue {queue!r} has no dead letter of {join_first(missing)}; see `{see}`"] if missing else []
-    count = partial(admin.count, queue, state, where)
-    return Bulk(partial(act, queue, state, where), done, count, total, asks, limit, complaints)
+    return Bulk(run, done, partial(admin.count, queue, state, where), total, asks, limit, complaints)
 
 
 def _time_of(text: str) -> datetime:
-    """Return a point in time; raise ConfigurationError for a text without an offset from UTC."""
+    """Return a time in ISO format as a datetime; raise ConfigurationError if it has no offset from UTC."""
     with suppress(ValueError):
         at = datetime.fromisoformat(text)
         if at.utcoffset() is not None:
             return at
-    raise ConfigurationError(f"a time is written {AT_EXAMPLE}, with its offset from UTC, not {text[:40]!r}")
+    raise ConfigurationError(f"write a time like {AT_EXAMPLE}, with its offset from UTC, not {text[:40]!r}")
 
 
 @command
 def publish(
     queue: QueueName,
-    body: Annotated[str | None, typer.Argument(help="JSON, sent as it is written; `-` reads it from stdin.")] = None,
+    body: Annotated[
+        str | None, typer.Argument(help="Body of the message as JSON, sent unchanged; `-` reads it from stdin.")
+    ] = None,
     *,
-    jsonl: Annotated[Path | None, typer.Option(metavar="FILE", help="Publish each line of a file as a body.")] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Publish each line of this file as the body of a message.")
+    ] = None,
     on_error: Annotated[
-        str, choice(("stop", "skip"), "At a malformed line, publish nothing or the other lines: ")
+        str,
+        choice(
+            ("stop", "skip"),
+            "If a line of --jsonl is malformed, stop publishes nothing, skip publishes the other lines: ",
+        ),
     ] = "stop",
-    raw: Annotated[bool, typer.Option("--raw", help="Send the bytes as they are, JSON or not.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Publish the bytes of the body even if they are not JSON.")
+    ] = False,
     delay: Delay = None,
-    at: Annotated[datetime | None, parsed(_time_of, f"Due then, for example {AT_EXAMPLE}.", metavar="WHEN")] = None,
+    at: Annotated[
+        datetime | None, parsed(_time_of, f"Due time of the message, for example {AT_EXAMPLE}.", metavar="WHEN")
+    ] = None,
     retries: Retries = None,
-    ttl: Annotated[float | None, time_span("How late it may start, instead of 7d.")] = None,
-    id: Annotated[str | None, typer.Option(help="Your own id: Redis refuses it while it is known.")] = None,
-    dedup: Annotated[float | None, time_span("How long Redis refuses the id after its end.")] = None,
-    header: Headers = None,
-    key: Annotated[str | None, typer.Option(help="The message key: limits and order hold for each key.")] = None,
-    priority: Annotated[str, typer.Option(help="high, normal or low; without --key.")] = "normal",
+    ttl: Annotated[
+        float | None, time_span("How long after its due time the message may start; the default is 7d.")
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option(help="Your own message id; Redis refuses another message with this id, see --dedup.")
+    ] = None,
+    dedup: Annotated[
+        float | None, time_span("How long after the message has ended Redis still refuses its id.")
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Header of the message, for example tenant=acme; may be given again."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Message key, for example a tenant; order and limits apply to each key.")
+    ] = None,
+    priority: Annotated[str, typer.Option(help="Priority of a message without a key: high, normal or low.")] = "normal",
+    cost: Annotated[
+        int, typer.Option(help="Cost of the message, for example in tokens, if its queue has a rate 'by cost'.")
+    ] = 1,
     admin: WholeQueueAdmin,
 ) -> Answer | Bulk:
     """
-    Publish a message, or each line of a file, and print the status.
+    Publish a message, or each line of a file as a message, and print the result.
 
     Example: reliq publish reports '{}' --id report-2026-11-21 --dedup 86400
 
-    With --jsonl, run the same command again after an interruption: no line is published twice, until --dedup (1d) after
-    its message ended. A changed file counts as a new file: all its lines are published.
+    If a publish of a --jsonl file is interrupted, run the same command again within the time of --dedup (default 1d): it
+    publishes only the missing lines. If you change the file, all its lines are published again.
 
-    Exit codes: 0 published, or all lines are; 1 Redis did not answer or refused; 2 a wrong option, an unreadable file, a
-    body or line that is not JSON; 3 nothing was published, because the id is taken or tombstoned.
+    Exit codes: 0 the message or all lines were published; 1 Redis did not answer or refused; 2 a wrong option, an
+    unreadable file, or a body or line that is not JSON; 3 nothing was published, because the id is taken or tombstoned.
     """
     if dedup is not None and id is None and jsonl is None:
-        raise ConfigurationError("--dedup needs an id of yours, for example --id report-7")
+        raise ConfigurationError("--dedup needs your own message id, for example --id report-7")
     options: PublishOptions = {
         "delay": delay or 0,
         "at": at,
@@ -411,10 +457,11 @@ def publish(
         "id": id,
         "key": key,
         "priority": cast("Priority", priority),
+        "cost": cost,
     }
     if jsonl is None:
         if body is None:
-            raise ConfigurationError("say the BODY, `-` to read it from stdin, or --jsonl FILE")
+            raise ConfigurationError("give BODY, `-` to read it from stdin, or --jsonl FILE")
         content = sys.stdin.buffer.read(LARGEST_BODY + 1) if body == "-" else body.encode("utf-8", "surrogateescape")
         receipt = admin.publish(queue, content, raw=raw, **options)
         return Answer(receipt, [f"{receipt.status} {receipt.id}"], 0 if receipt else EXIT_UNFINISHED)

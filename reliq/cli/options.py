@@ -1,74 +1,84 @@
 """
-The options that several commands share, and the objects that commands get for them.
+Options that several commands share, and the objects that commands make from them.
 
-Redis is imported within functions: `--help` and a shell that completes a word do not wait for it.
+The Redis client is imported inside functions, so that `--help` and shell completion start quickly.
 """
 
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 import reliq.admin
 from reliq.admin import Filter
 from reliq.admin.filters import duration, headers_of
-from reliq.cli.lazy import SHARED, OptionsOf
+from reliq.cli.lazy import SHARED
 from reliq.cli.settings import take_url
 from reliq.errors import ConfigurationError
 from reliq.keys import Keys, Layout
-from reliq.message import DEATH_REASONS
+from reliq.message import DEATH_REASONS, TASK_HEADER
 
 if TYPE_CHECKING:
     from reliq.admin import Admin
 
-#: A shell waits at most this many seconds for the names of queues.
+#: How many seconds shell completion waits for Redis to return queue names.
 COMPLETION_SECONDS = 0.5
-#: The most names that a shell completes.
+#: The most queue names that shell completion reads.
 COMPLETIONS_LIMIT = 1000
-#: Any producer can register a name such as `x;reboot` in Go's layout, and shells evaluate completions. A name that begins
-#: with a hyphen would be an option.
+#: The queue names that shell completion returns. A shell evaluates other characters, and a name like -x is an option.
 _COMPLETABLE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 DEFAULT_LAYOUT = str(Layout.RELIQ)
 
 
+class OptionsOf(NamedTuple):
+    """
+    An annotation for a parameter of a command's function.
+
+    The command then has the options of the function `make`, and the parameter gets the return value of `make`.
+    """
+
+    make: Callable[..., Any]
+
+
 def choice(known: Sequence[str], about: str = "") -> Any:
-    """Return an option with a shell completion of its values."""
+    """Return an option whose help lists its values after the text `about`; the shell completes the values."""
     return typer.Option(help=f"{about}{', '.join(known[:-1])} or {known[-1]}.", autocompletion=lambda: list(known))
 
 
 def parsed(parse: Callable[[str], Any], about: str, *names: str, **more: Any) -> Any:
-    """Return an option with a function that reads its text; an error of the function names the option."""
+    """Return an option whose text is converted by `parse`. Error messages of `parse` get the name of the option."""
 
     def read(text: object) -> Any:
         try:
             return parse(str(text))
         except ConfigurationError as error:
-            raise typer.BadParameter(str(error)) from None
+            raise typer.BadParameter(message=str(error)) from None
 
     return typer.Option(*names, parser=read, help=about, **more)
 
 
 def time_span(about: str, *names: str, **more: Any) -> Any:
-    """Return an option that takes a duration; the command gets its seconds."""
+    """Return an option that takes a duration such as 10m; the command gets it in seconds."""
     return parsed(duration, about, *names, metavar="TIME", **more)
 
 
 def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """
-    Return the queue names with this prefix, for a shell; none while Redis is unreachable.
+    Return the queue names that begin with `incomplete`, for shell completion; empty if Redis is unreachable.
 
-    Only --url and RELIQ_URL name the Redis: pressing Tab in a stranger's repository must not connect to its author's.
+    The Redis URL comes only from --url and RELIQ_URL, not from pyproject.toml: the Tab key in a cloned repository must
+    not connect to a server that the repository's author chose.
     """
     from reliq.redis import commands  # noqa: PLC0415
     from reliq.redis.client import Client  # noqa: PLC0415
     from reliq.redis.server import Connection  # noqa: PLC0415
 
     with warnings.catch_warnings(), suppress(Exception):
-        warnings.simplefilter("ignore")  # a warning would appear in the middle of the line that the person types
+        warnings.simplefilter("ignore")  # a warning would appear in the middle of the command line
         client = Client.to(Connection.to(ctx.params.get("url")), COMPLETION_SECONDS)
         _, entries = client.run(commands.registry_page(0, COMPLETIONS_LIMIT))
         names = sorted(keys.name for entry in entries if (keys := Keys.registered(entry)) is not None)
@@ -85,50 +95,83 @@ Url = Annotated[str | None, typer.Option(help=SHARED["url"][1], callback=take_ur
 Json = Annotated[bool, typer.Option("--json", help=SHARED["json"][1])]
 LayoutText = Annotated[str, typer.Option("--layout", help=SHARED["layout"][1])]
 Shard = Annotated[int | None, typer.Option("--shard", metavar="K", help=SHARED["shard"][1])]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count the chosen messages.")]
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count the messages that match; change nothing.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.", autocompletion=queue_names)]
 QueueNames = Annotated[
-    list[str] | None, typer.Argument(metavar="QUEUE", help="Only these queues.", autocompletion=queue_names)
+    list[str] | None,
+    typer.Argument(metavar="QUEUE", help="Queues to include; all by default.", autocompletion=queue_names),
 ]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Message ids, for example order-42.")]
-Headers = Annotated[list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be given again.")]
-Match = Annotated[str, typer.Option(metavar="TEXT", help="Only messages with this text in the body.")]
-Key = Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages of this key.")]
-Reason = Annotated[str, choice(DEATH_REASONS, "Only dead letters of this reason: ")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="Only messages with these ids, for example order-42.")
+]
+Headers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        metavar="NAME=VALUE",
+        help="Only messages with this header, for example tenant=acme; may be given again.",
+    ),
+]
+Task = Annotated[
+    str, typer.Option("--task", metavar="NAME", help="Only messages of this task, like --header reliq-task=NAME.")
+]
+Match = Annotated[str, typer.Option(metavar="TEXT", help="Only messages whose body contains this text.")]
+Key = Annotated[str, typer.Option("--key", metavar="KEY", help="Only messages with this message key.")]
+Reason = Annotated[str, choice(DEATH_REASONS, "Only dead letters with this reason: ")]
 Raised = Annotated[
     str | None,
-    typer.Option("--exception", metavar="PLACE", help="Only this exception and place, as `list --group` prints it."),
+    typer.Option(
+        "--exception", metavar="PLACE", help="Only dead letters with this exception, as `reliq list --group` prints it."
+    ),
 ]
-ErrorText = Annotated[str, typer.Option(metavar="TEXT", help="Only messages with this text in the last error.")]
-OlderThan = Annotated[float | None, time_span("Only messages that ended longer ago, for example 30s, 10m, 2h or 1d.")]
-NewerThan = Annotated[float | None, time_span("Only messages that ended within this time.")]
-Delay = Annotated[float | None, time_span("Due after this time, for example 30s, 10m, 2h or 1d.")]
-Retries = Annotated[int | None, typer.Option(help="Deliveries after the first.", show_default=False)]
-Limit = Annotated[int | None, typer.Option(help="At most this many messages.")]
-Cron = Annotated[str, typer.Option("--cron", metavar="NAME", help="Only this periodic job of `reliq cron list`.")]
-MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this port.")]
-MetricsHost = Annotated[str, typer.Option(help="The address of this port.")]
+ErrorText = Annotated[str, typer.Option(metavar="TEXT", help="Only messages whose last error contains this text.")]
+OlderThan = Annotated[
+    float | None, time_span("Only messages that ended longer ago than this, for example 30s, 10m or 2h.")
+]
+NewerThan = Annotated[
+    float | None, time_span("Only messages that ended less than this time ago, for example 2h or 1d.")
+]
+Delay = Annotated[float | None, time_span("Time until the message is due, for example 30s, 10m, 2h or 1d.")]
+Retries = Annotated[
+    int | None, typer.Option(help="How often to retry a message after a failed first attempt.", show_default=False)
+]
+Limit = Annotated[int | None, typer.Option(help="Stop after this many messages.")]
+Cron = Annotated[
+    str,
+    typer.Option("--cron", metavar="NAME", help="Only this periodic job of the queue, named as in `reliq cron list`."),
+]
+Schedule = Annotated[
+    str, typer.Option("--schedule", metavar="NAME", help="Only this stored schedule, named as in `reliq schedules`.")
+]
+MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this TCP port.")]
+MetricsHost = Annotated[str, typer.Option(help="Address to serve /metrics on; 0.0.0.0 for other machines.")]
 
 
 def open_admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":
-    """Return the Admin of a Redis, a layout, and a shard of its queues or all of them."""
+    """Return an `Admin` from the options --url, --layout and --shard; without --shard it uses all shards."""
     return reliq.admin.Admin(url, layout=Layout.parse(layout), shard=shard)
 
 
 def open_whole_queue_admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> "Admin":
-    """Return the Admin of a Redis and a layout, for commands on a queue as a whole."""
+    """Return an `Admin` from the options --url and --layout, for commands without --shard."""
     return open_admin(url, layout)
 
 
-def _filter(header: Headers = None, match: Match = "", key: Key = "") -> Filter:
-    """Return the filter that the options describe."""
-    return Filter(headers=headers_of(header), match=match, key=key)
+def _headers(header: list[str] | None, task: str) -> dict[str, str]:
+    """Return the headers from the options --header and --task."""
+    return headers_of(header) | ({TASK_HEADER: task} if task else {})
+
+
+def _filter(header: Headers = None, task: Task = "", match: Match = "", key: Key = "") -> Filter:
+    """Return the filter from the options of `cancel` and `move`."""
+    return Filter(headers=_headers(header, task), match=match, key=key)
 
 
 def _filter_of_any_state(
     ids: Ids = None,
     header: Headers = None,
+    task: Task = "",
     match: Match = "",
     key: Key = "",
     reason: Reason = "",
@@ -137,9 +180,9 @@ def _filter_of_any_state(
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
 ) -> Filter:
-    """Return the filter that the options describe, for messages of any state."""
+    """Return the filter from the options of `list`, `purge` and `redrive`."""
     return Filter(
-        headers=headers_of(header),
+        headers=_headers(header, task),
         match=match,
         key=key,
         ids=frozenset(ids or ()),
@@ -151,7 +194,7 @@ def _filter_of_any_state(
     )
 
 
-#: Parameters of several options.
+#: Annotations of parameters that each stand for several options.
 AdminOption = Annotated["Admin", OptionsOf(open_admin)]
 WholeQueueAdmin = Annotated["Admin", OptionsOf(open_whole_queue_admin)]
 Which = Annotated[Filter, OptionsOf(_filter)]

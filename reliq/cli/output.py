@@ -1,7 +1,7 @@
 """
-The output of the commands: text for a person, JSON for a script, and a question before what cannot be undone.
+The output of commands: text, JSON, progress bars, and confirmation before actions that cannot be undone.
 
-rich and msgspec are imported when they print something: completion and the options of a command wait for neither.
+The packages rich and msgspec are imported inside functions, so that shell completion starts quickly.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -26,61 +27,65 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-#: Exit code of a command that was used wrongly, or that names a message or a queue that does not exist.
+#: Exit code for wrong usage, and for a message or queue that does not exist.
 EXIT_USAGE = 2
-#: Exit code of a command that published nothing, or left work undone.
+#: Exit code if nothing was published, or if work is left.
 EXIT_UNFINISHED = 3
-#: Exit code of a command that Ctrl-C ended.
+#: Exit code after Ctrl-C.
 EXIT_INTERRUPTED = 130
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
-#: Spaces between the columns of a table.
+#: The number of spaces between the columns of a table.
 _GAP = 2
-#: On a narrow terminal a long column of a table keeps at least this width, until every column is folded to the other one.
+#: On a narrow terminal, columns with long texts shrink to at least _LEAST_LONG, then all columns to _LEAST_WIDTH.
 _LEAST_LONG, _LEAST_WIDTH = 10, 4
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console that prints texts as they are: without markup, names of emoji or highlighted numbers."""
+    """Return a rich console that prints texts unchanged: no markup, no emoji names, no highlighting."""
     from rich.console import Console  # noqa: PLC0415
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def say(*lines: object, stderr: bool = False) -> None:
-    """Print each of `lines` as a single line without control characters, and flush: a program may read them."""
+    """
+    Print each argument as a single line, with control characters escaped.
+
+    Flush the output, for programs that read it from a pipe.
+    """
     for line in lines:
         print(printable(str(line)), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
 def complain(problem: object) -> None:
-    """Print a problem as a single line on standard error."""
+    """Print a problem as a single line on standard error, after `reliq: `."""
     say(f"reliq: {problem}", stderr=True)
 
 
 def print_json(value: Any) -> None:
-    """Print dataclasses, lists and dictionaries as JSON in a line of ASCII."""
+    """Print dataclasses, lists and dictionaries as one line of ASCII JSON."""
     import msgspec  # noqa: PLC0415
 
     try:
         text = msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # an id of a foreign publisher may be any bytes
+    except UnicodeEncodeError:  # another program can publish an id that is not UTF-8
         text = json.dumps(msgspec.to_builtins(value))
     sys.stdout.write(_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], text) + "\n")
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return a line for each name and value; pairs without a value are left out, and nothing is cut off."""
+    """Return an aligned line for each name and value, except for values that are None or empty."""
     return [f"{name:>12}  {value}" for name, value in pairs if value not in (None, "")]
 
 
 def format_time(at: float | None) -> str:
-    """Return a time in UTC, for example `2026-11-21 03:00:00 UTC`; nothing for None."""
+    """Format a time in unix seconds as UTC: `2026-11-21 03:00:00 UTC`; empty for None."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def format_when(at: float | None) -> str:
-    """Return a time relative to now, for example `in 5m` or `3s ago`; nothing for None."""
+    """Format a time in unix seconds relative to now: `in 5m` or `3s ago`; empty for None."""
     if at is None:
         return ""
     seconds = at - time.time()
@@ -88,11 +93,17 @@ def format_when(at: float | None) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask a person to agree, unless `yes`; without a terminal it is an error."""
+    """
+    Ask for confirmation on the terminal; if `yes` is true, return at once.
+
+    Raises:
+        ConfigurationError: standard input is not a terminal.
+        typer.Abort: the answer is no.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigurationError(f"{question} There is no terminal to agree on: say --yes")
+        raise ConfigurationError(f"{question} There is no terminal to confirm this: add --yes")
     typer.confirm(printable(question), abort=True, err=True)
 
 
@@ -105,10 +116,10 @@ def print_table(
     stderr: bool = False,
 ) -> None:
     """
-    Print rows under their columns on standard output, or with `stderr` on standard error; nothing is cut off.
+    Print a table on standard output, or with `stderr` on standard error; no text is cut off.
 
-    A column without a text is left out. A pipe gets a line for each row. On a narrow terminal the cells of the columns `long`
-    take several lines, and the other cells only where that is not enough.
+    Columns without any text are left out. In a pipe, each row is one line. On a narrow terminal, cells are folded to
+    several lines: first the cells of the columns in `long`, then, if needed, all cells.
     """
     from rich.cells import cell_len, chop_cells, set_cell_size  # noqa: PLC0415
 
@@ -128,17 +139,34 @@ def print_table(
             say((" " * _GAP).join(map(set_cell_size, cells, widths)).rstrip(), stderr=stderr)
 
 
+def exit_on_signals() -> None:
+    """
+    Raise SystemExit at the first SIGINT, SIGTERM or SIGHUP.
+
+    Later signals are ignored, so that the cleanup finishes.
+    """
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def end(number: int, _frame: object) -> None:
+        for stop in stops:
+            signal.signal(stop, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for stop in stops:
+        import_module("reliq.consumer").handle_signal(stop, end)
+
+
 @contextmanager
 def show_progress(total: int | None, done: str) -> Iterator[Callable[..., None]]:
     """
-    Show a bar on stderr when that is a terminal; yield a function that a long command calls after each step.
+    Show a progress bar if stderr is a terminal; yield a function that a long command calls after each step.
 
-    The first Ctrl-C lets the running step end, then prints the result of all steps; the second does not wait for the step.
-    Both times the exit code is 130.
+    After the first Ctrl-C, the running step finishes, and the result of all steps is printed. A second Ctrl-C does not
+    wait for the step. In both cases the exit code is 130.
 
     Args:
-        total: how many messages the command will look at, if that is known.
-        done: how each of them ends, for example `deleted`.
+        total: how many messages the command will read; None if unknown.
+        done: the effect on each message, for example `deleted`.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
@@ -161,7 +189,7 @@ def show_progress(total: int | None, done: str) -> Iterator[Callable[..., None]]
     def interrupt(*_: object) -> None:
         nonlocal presses
         presses += 1
-        if presses == 2:  # noqa: PLR2004  more of them must not cut off the result
+        if presses == 2:  # noqa: PLR2004  a third Ctrl-C must not interrupt printing the result
             raise KeyboardInterrupt
 
     after = signal.signal(signal.SIGINT, interrupt)
@@ -170,8 +198,8 @@ def show_progress(total: int | None, done: str) -> Iterator[Callable[..., None]]
             yield step
     except KeyboardInterrupt:
         after = signal.SIG_IGN
-        last = "" if is_exact else ", and perhaps a last step"
-        complain(f"interrupted: {f'nothing was {done}' if result is None else result}{last}; run it again to go on")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        last = "" if is_exact else " (the last step may not be counted)"
+        complain(f"interrupted: {f'nothing was {done}' if result is None else result}{last}; run it again to continue")
+        raise typer.Exit(code=EXIT_INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGINT, after)

@@ -1,8 +1,7 @@
 """
-The commands that serve until they are stopped: `relay`, `exporter` and `web`; besides them `outbox` and `health`.
+The commands that run until a signal: `relay`, `exporter` and `web`. Also `outbox` and `health`.
 
-The modules that do the work are imported within functions: a probe runs `reliq health` often, and completion waits for
-every import.
+Other modules are imported inside functions, so that shell completion and `reliq health` probes start quickly.
 """
 
 import http.client
@@ -35,32 +34,38 @@ HEALTH_BYTES = 65_536
 HOUR = 3600.0
 
 Database = Annotated[
-    str, typer.Option(envvar="RELIQ_DATABASE", help="URL of PostgreSQL or SQLite; ps shows options, not variables.")
+    str,
+    typer.Option(
+        envvar="RELIQ_DATABASE",
+        help="URL of the PostgreSQL or SQLite database; other users see it in `ps` unless you set RELIQ_DATABASE.",
+    ),
 ]
-Prefix = Annotated[str, typer.Option(help="Prefix of the tables, or SCHEMA.PREFIX.")]
-Keep = Annotated[float, time_span("Keep sent rows for this time, for example 10m.", show_default="1h")]
+Prefix = Annotated[str, typer.Option(help="Prefix of the table names, or SCHEMA.PREFIX.")]
+Keep = Annotated[float, time_span("How long to keep rows after they were sent, for example 10m.", show_default="1h")]
 
 
 def relay(
     database: Database,
     prefix: Prefix = OUTBOX_PREFIX,
-    batch: Annotated[int, typer.Option(help="At most this many rows in a round.")] = 500,
+    batch: Annotated[int, typer.Option(help="Move at most this many rows at a time.")] = 500,
     keep: Keep = HOUR,
-    once: Annotated[bool, typer.Option("--once", help="Move the rows that are there, then end.")] = False,
-    resend_since: Annotated[float | None, time_span("First send rows again that were sent within this time.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Move the rows that are in the outbox now, then exit.")] = False,
+    resend_since: Annotated[
+        float | None, time_span("First send all rows again that were sent within this time, for example 10m.")
+    ] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = DEFAULT_HOST,
     url: Url = None,
 ) -> None:
     """
-    Move the messages of `publish_in` from a database to Redis until SIGTERM or Ctrl-C.
+    Move messages that `publish_in` stored in your database to Redis, until SIGTERM or Ctrl-C.
 
-    It needs none of the application's code; several may work on one outbox. A row is sent once, however often a relay is
-    killed. For a Redis that lost its last writes, --resend-since sends these rows again: handlers that call `job.once`
-    do nothing twice. Rows of a message that Redis refuses stay, and the log has the reason.
+    A relay does not import your application, and several relays may share one outbox. Each row is published once, even
+    if relays are killed. If Redis lost its last writes, --resend-since publishes recent rows again; handlers that use
+    `job.once` do not repeat their effects. If Redis refuses a message, its row stays in the outbox, and the log has the
+    reason.
 
-    Exit codes: 0 done, 1 Redis or the database is away or refuses, 2 wrong usage, 3 with --once rows
-    remain.
+    Exit codes: 0 done, 1 Redis or the database is unavailable or refuses, 2 wrong usage, 3 with --once, rows are left.
 
     Example: reliq relay --database postgresql://shop@127.0.0.1/shop
     """
@@ -86,13 +91,13 @@ def relay(
                     f"{pluralize(left, 'row remains', 'rows remain')}: `reliq outbox retry` lists refused rows; for others, see "
                     "the errors of their queues above"
                 )
-                raise typer.Exit(EXIT_UNFINISHED)
+                raise typer.Exit(code=EXIT_UNFINISHED)
             return
     run_until_signal(mover, observers, None if metrics_port is None else (metrics_port, metrics_host))
 
 
 outbox = typer.Typer(
-    help="The tables of `publish_in` and `job.once`: print their SQL, list and retry refused rows, delete old rows.",
+    help="Manage the tables of `publish_in` and `job.once`: print SQL, retry refused rows, delete old rows.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -100,11 +105,11 @@ outbox = typer.Typer(
 
 @outbox.command()
 def sql(
-    dialect: Annotated[Literal["postgresql", "sqlite"], typer.Option(help="The kind of database.")],
+    dialect: Annotated[Literal["postgresql", "sqlite"], typer.Option(help="Database system: postgresql or sqlite.")],
     prefix: Prefix = OUTBOX_PREFIX,
 ) -> None:
     """
-    Print the statements that create the missing tables.
+    Print the SQL statements that create the outbox tables, unless they exist.
 
     Example: reliq outbox sql --dialect postgresql | psql shop
     """
@@ -119,14 +124,14 @@ def sql(
 def retry(
     database: Database,
     prefix: Prefix = OUTBOX_PREFIX,
-    every: Annotated[bool, typer.Option("--all", help="Have relays retry all refused rows.")] = False,
-    limit: Annotated[int, typer.Option(help="At most this many rows.")] = 100,
+    every: Annotated[bool, typer.Option("--all", help="Retry all refused rows instead of listing them.")] = False,
+    limit: Annotated[int, typer.Option(help="List at most this many rows.")] = 100,
 ) -> Answer:
     """
-    List the rows that relays have refused, oldest first, with the reason; with --all have relays try all of them again.
+    List outbox rows that a relay refused, oldest first, with the reason; with --all, retry all of them.
 
-    Remove the reason first. A relay of a newer version by itself tries rows again that an older version refused. Exit
-    codes: 0 done (also when there is none), 1 the database is away or refuses, 2 wrong usage.
+    Remove the cause before you use --all. After an update of reliq, a relay retries the rows that older versions
+    refused. Exit codes: 0 done (also without any refused row), 1 the database is unavailable or refuses, 2 wrong usage.
 
     Example: reliq outbox retry --database postgresql://shop@127.0.0.1/shop --all
     """
@@ -143,13 +148,11 @@ def retry(
 
 @outbox.command()
 @command
-def clean(
-    database: Database,
-    prefix: Prefix = OUTBOX_PREFIX,
-    keep: Keep = HOUR,
-) -> Answer:
+def clean(database: Database, prefix: Prefix = OUTBOX_PREFIX, keep: Keep = HOUR) -> Answer:
     """
-    Delete rows that were sent long ago, and rows of the inbox whose messages cannot come again, as a relay does.
+    Delete old sent rows, and inbox rows whose messages cannot be redelivered.
+
+    A running relay does the same from time to time.
 
     Example: reliq outbox clean --database postgresql://shop@127.0.0.1/shop
     """
@@ -161,7 +164,7 @@ def clean(
 
 @contextmanager
 def _open_outbox(database: str, prefix: str) -> "Iterator[Store]":
-    """Open the outbox in a database; end the command when the database is unreachable or refuses a statement."""
+    """Open the outbox in a database. If the database is unreachable or refuses a statement, exit with code 1."""
     from reliq.outbox.store import Store, database as open_database  # noqa: PLC0415
 
     connection = open_database(database)
@@ -171,7 +174,7 @@ def _open_outbox(database: str, prefix: str) -> "Iterator[Store]":
 
 @contextmanager
 def _report_database_errors(database: "DatabaseConnection") -> "Iterator[None]":
-    """End the command with exit code 1 when the database is unreachable or refuses a statement."""
+    """Exit with code 1 if the database is unreachable or refuses a statement within the block."""
     try:
         yield
     except database.away as error:
@@ -184,13 +187,15 @@ def _report_database_errors(database: "DatabaseConnection") -> "Iterator[None]":
 
 def exporter(
     url: Url = None,
-    queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be given again.")] = None,
-    port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this port.")] = 9465,
+    queue: Annotated[list[str] | None, typer.Option(help="Export only this queue; may be given again.")] = None,
+    port: Annotated[int, typer.Option(help="Serve /metrics, /live and /ready on this TCP port.")] = 9465,
     host: MetricsHost = DEFAULT_HOST,
     layout: LayoutText = DEFAULT_LAYOUT,
 ) -> None:
     """
-    Serve the states, ages and totals of queues for Prometheus until SIGTERM or Ctrl-C.
+    Serve the metrics of queues for Prometheus until SIGTERM or Ctrl-C.
+
+    The metrics are the messages by state, the age of the oldest message, and the totals of each queue.
 
     Example: reliq exporter --url redis://127.0.0.1:6379/0 --port 9465
     """
@@ -201,13 +206,14 @@ def exporter(
 
 def health(
     check: Annotated[
-        Literal["live", "ready"], typer.Argument(help="live: need not be restarted; ready: works, and Redis answers.")
+        Literal["live", "ready"],
+        typer.Argument(help="live: the worker needs no restart; ready: the worker runs, and Redis answers."),
     ],
-    port: Annotated[int, typer.Option(help="The worker's --metrics-port.")],
-    host: Annotated[str, typer.Option(help="The worker's --metrics-host.")] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(help="The --metrics-port of the worker to check.")],
+    host: Annotated[str, typer.Option(help="The --metrics-host of the worker to check.")] = DEFAULT_HOST,
 ) -> None:
     """
-    Ask a worker on its metrics port; exit 0 when all is well, else 1 with the reason.
+    Check a worker on its metrics port; exit with 0 if it is healthy, else with 1 and the reason.
 
     Example: reliq health live --port 9464
     """
@@ -220,46 +226,60 @@ def health(
     except (OSError, http.client.HTTPException) as error:
         is_well, text = False, f"no answer from {host}:{port}: {error}"
     say(*text.splitlines(), stderr=not is_well)
-    raise typer.Exit(0 if is_well else 1)
+    raise typer.Exit(code=0 if is_well else 1)
 
 
 def web(
-    port: Annotated[int, typer.Option(help="Serve the page on this port; 0 for any that is free.")] = 9470,
-    host: Annotated[str, typer.Option(help="The address to serve it on.")] = "127.0.0.1",
-    write: Annotated[bool, typer.Option("--write", help="Visitors may pause, cancel, redrive and delete.")] = False,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Visitors may see bodies, headers and errors.")] = False,
+    port: Annotated[int, typer.Option(help="Serve the web pages on this TCP port; 0 for any free port.")] = 9470,
+    host: Annotated[
+        str, typer.Option(help="Address to serve the web pages on; 0.0.0.0 for other machines.")
+    ] = "127.0.0.1",
+    write: Annotated[bool, typer.Option("--write", help="Let visitors pause, cancel, redrive and delete.")] = False,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Let visitors see bodies, headers and errors.")] = False,
     token: Annotated[
-        str | None, typer.Option(envvar="RELIQ_WEB_TOKEN", help="Opens the page too; ps shows options, not variables.")
+        str | None,
+        typer.Option(
+            envvar="RELIQ_WEB_TOKEN",
+            help="Token with which browsers and programs log in. Set RELIQ_WEB_TOKEN instead, to hide it from `ps`.",
+        ),
     ] = None,
-    allowed_host: Annotated[list[str] | None, typer.Option(help="A host name of the page: ops.example.com.")] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host name under which visitors reach the pages, for example ops.example.com; may be given again."
+        ),
+    ] = None,
     proxy: Annotated[
-        str | None, typer.Option(metavar="ADDRESSES", help="Trust X-Forwarded-For and -Proto of these: 127.0.0.1,::1.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESSES", help="Trust X-Forwarded-For and -Proto headers of these proxies: 127.0.0.1,::1."
+        ),
     ] = None,
-    title: Annotated[str, typer.Option(help="Stands in the browser's tab.")] = "reliq",
+    title: Annotated[str, typer.Option(help="Title of the browser tab.")] = "reliq",
     url: Url = None,
 ) -> None:
     """
-    Serve a page of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.
+    Serve web pages of queues, messages, dead letters and workers until SIGTERM or Ctrl-C.
 
-    It prints an address that lets one browser in. Programs and other browsers need the token; beyond this machine the
-    page is served only with a token, and its connections are not encrypted: put a proxy with TLS before it.
+    The command prints an address that logs one browser in. Other browsers and programs need the token of --token. To
+    serve other machines, you must set a token. Connections are not encrypted: put a proxy with TLS in front.
 
     Example: reliq web --write
 
-    Exit codes: 0 it was stopped, 2 a wrong option, a port that is taken, or the extra `web` is missing.
+    Exit codes: 0 stopped by a signal, 2 a wrong option, a port in use, or the extra `web` is not installed.
     """
     from reliq.redis.url import is_near  # noqa: PLC0415
 
     if not token and not is_near(host):
-        raise ConfigurationError(f"--host {host} is reached from other machines: give a token, in RELIQ_WEB_TOKEN")
+        raise ConfigurationError(f"other machines can reach --host {host}: set a token in RELIQ_WEB_TOKEN")
     try:
         from reliq.queue import user_at_host  # noqa: PLC0415
         from reliq.web import Access, app, serve  # noqa: PLC0415
     except ModuleNotFoundError as error:  # the extra `web` is not installed
         raise ConfigurationError(str(error)) from None
     grants = Access.READ | (Access.BODIES if bodies else Access(0)) | (Access.WRITE if write else Access(0))
-    allowed = "see bodies, headers and errors" if bodies else "look, without bodies, headers and errors"
-    allowed += ", and change things" if write else "; --write lets them change things"
+    allowed = "see bodies, headers and errors" if bodies else "see everything except bodies, headers and errors"
+    allowed += ", and change queues" if write else "; to let them change queues, add --write"
     page = app(
         open_admin(url),
         token=token or secrets.token_urlsafe(),

@@ -1,4 +1,4 @@
-"""The settings of `reliq worker` that its command line leaves out: the environment has them, else pyproject.toml."""
+"""Reads settings of `reliq worker` from the environment and pyproject.toml, for options that are not given."""
 
 import os
 import stat
@@ -12,25 +12,25 @@ import typer
 from reliq.cli.output import complain
 from reliq.errors import ConfigurationError
 
-#: The environment of this process as it began, before a command changes it.
+#: The environment variables with which this process started. A command may change `os.environ` later.
 ENVIRONMENT = dict(os.environ)
 FILE = "pyproject.toml"
 TABLE = "reliq"
 VARIABLE_PREFIX = "RELIQ_"
-#: Kubernetes puts the address of a Service named `reliq-metrics` into RELIQ_METRICS_PORT, as text of this form.
+#: Kubernetes sets RELIQ_METRICS_PORT to tcp://HOST:PORT for a Service named reliq-metrics; such a value is ignored.
 _SERVICE_LINK = "tcp://"
-#: Where the context of a command keeps the settings that were found.
+#: The key under which `typer.Context.meta` has the settings that `settings_found` returned.
 FOUND = "reliq.settings"
-#: The name of the setting that every command and every program reads from the environment.
+#: The setting with the Redis URL; all commands and programs read it from the environment, not only `reliq worker`.
 URL = "url"
 
 
 class Setting(NamedTuple):
     """
-    A value that was found.
+    The value of a setting.
 
     Attributes:
-        origin: the variable that has it, or the file.
+        origin: where the value was found: an environment variable or the path of a file.
     """
 
     value: Any
@@ -38,29 +38,29 @@ class Setting(NamedTuple):
 
 
 def variable(name: str) -> str:
-    """Return how the environment spells the setting `name`: RELIQ_MAX_JOBS."""
+    """Return the environment variable of a setting: RELIQ_MAX_JOBS for `max_jobs`."""
     return VARIABLE_PREFIX + name.upper()
 
 
 def spelled(name: str) -> str:
-    """Return how the command line and the file spell the setting `name`: max-jobs."""
+    """Return the name of a setting in pyproject.toml and on the command line: max-jobs for `max_jobs`."""
     return name.replace("_", "-")
 
 
 def settings_of(worker: Any) -> dict[str, bool]:
-    """Return the names of the options of `reliq worker` that are settings, each with whether it may be given again."""
+    """Return whether the value of a setting is a list, for each setting of the command `worker`."""
     own = [option for option in worker.params if option.name not in ("json", "show_settings")]
     return {option.name: getattr(option, "multiple", False) for option in own}
 
 
 def settings_found(worker: Any) -> dict[str, Setting]:
     """
-    Return the settings that the environment has, else the nearest pyproject.toml that has a [tool.reliq].
+    Return the settings in the environment and in [tool.reliq] of the nearest pyproject.toml with such a table.
 
-    The items of a list in the environment have spaces between them.
+    A variable overrides the file. The items of a list in a variable are separated by spaces.
 
     Raises:
-        ConfigurationError: the file cannot be read, or its table has something else.
+        ConfigurationError: the file cannot be read, or its table has an unknown setting.
     """
     options = settings_of(worker)
     path, table = _table()
@@ -78,9 +78,10 @@ def settings_found(worker: Any) -> dict[str, Setting]:
 
 def take_url(ctx: typer.Context, url: str | None) -> str | None:
     """
-    Return the value of --url. Without it, put the URL of the file into RELIQ_URL, unless that is set, and print its origin.
+    Return the value of --url.
 
-    Processes that this command starts read RELIQ_URL, too. Completion reads no file.
+    If neither --url nor RELIQ_URL is set, set RELIQ_URL to the URL in pyproject.toml, and print the path of this file.
+    Processes that the command starts then inherit RELIQ_URL. Shell completion does not read pyproject.toml.
     """
     if url is not None or ctx.resilient_parsing or _is_set(URL):
         return url
@@ -92,7 +93,7 @@ def take_url(ctx: typer.Context, url: str | None) -> str | None:
 
 
 def misspelled(worker: Any) -> dict[str, str]:
-    """Return the misspelled variables of the environment: name -> the variable that is meant."""
+    """Return the unknown environment variables RELIQ_..., each with the variable that the user probably meant."""
     variables = [variable(name) for name in settings_of(worker)]
     unknown = [name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in variables]
     near = {name: get_close_matches(name, variables, 1, cutoff=0.85) for name in unknown}
@@ -100,17 +101,19 @@ def misspelled(worker: Any) -> dict[str, str]:
 
 
 def _is_set(name: str) -> bool:
-    """Return whether the environment has a setting; Compose sets an empty text for a missing variable."""
+    """Return whether the environment has a setting. Docker Compose sets missing variables to an empty text."""
     text = os.environ.get(variable(name), "").strip()
     return bool(text) and not text.startswith(_SERVICE_LINK)
 
 
 def _table() -> tuple[Path, Mapping[str, Any]]:
     """
-    Return the nearest pyproject.toml that has a [tool.reliq], and that table; an empty table when there is none.
+    Return the path of the nearest pyproject.toml with a table [tool.reliq], and that table.
 
-    The search goes from the working folder upwards. It ends at the root of a repository, and below a folder that every
-    user can write to, such as /tmp.
+    Without such a file, the table is empty.
+
+    The search starts in the working folder and goes up to the root of the repository. It stops before a folder that
+    every user can write to, such as /tmp.
 
     Raises:
         ConfigurationError: the file cannot be read, another user could have written it, or the working folder is gone.
@@ -120,7 +123,7 @@ def _table() -> tuple[Path, Mapping[str, Any]]:
     try:
         here = Path.cwd()
     except FileNotFoundError as error:
-        raise ConfigurationError("the working folder was deleted: change to another one") from error
+        raise ConfigurationError("the working folder was deleted: change to another folder") from error
     for folder in (here, *here.parents):
         path = folder / FILE
         try:
@@ -134,7 +137,7 @@ def _table() -> tuple[Path, Mapping[str, Any]]:
         except PermissionError as error:
             if os.access(folder, os.X_OK):
                 raise ConfigurationError(f"{path} cannot be read: {error}; mend or rename it") from error
-            table = None  # this user may not look into the folder: no file of it counts
+            table = None  # skip the file: its folder is not accessible to the current user
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigurationError(f"{path} cannot be read: {error}; mend or rename it") from error
         if isinstance(table, dict):
@@ -145,17 +148,17 @@ def _table() -> tuple[Path, Mapping[str, Any]]:
                     f"{URL} in [tool.{TABLE}] of {path} must be a text, such as redis://127.0.0.1:6379/0"
                 )
             return path, table
-        if os.access(folder / ".git", os.F_OK):  # Path.exists raises where this user may not look
+        if os.access(folder / ".git", os.F_OK):  # Path.exists raises PermissionError if the folder is not accessible
             break
     return here / FILE, {}
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a regular file. Refuse a FIFO, which may have no writer, a device and a folder."""
+    """Open a regular file; raise ValueError for a FIFO, a device or a folder. Reading a FIFO could block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     return descriptor
 
 
@@ -170,5 +173,5 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
     else:
         return
     raise ConfigurationError(
-        f"[tool.{TABLE}] is not used, as {why}: {remedy}, or set RELIQ_ variables and delete the table"
+        f"[tool.{TABLE}] is not used: {why}; {remedy}, or set RELIQ_ variables and delete the table"
     )

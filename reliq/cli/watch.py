@@ -5,17 +5,19 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.segment import SegmentLines
+from rich.segment import Segment, SegmentLines
 from rich.table import Column, Table
 from rich.text import Text
 
 from reliq.admin.filters import duration
 from reliq.admin.screens import format_number, format_rate
+from reliq.cli.frame import Answer, framed
 from reliq.cli.options import WholeQueueAdmin, queue_names
 from reliq.cli.output import console, format_when
 from reliq.cli.queues import RATE_COLUMNS, describe_overview, describe_problems
@@ -25,49 +27,47 @@ from reliq.text import format_duration, pluralize, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import Console, RenderableType
-    from rich.segment import Segment
-
     from reliq.admin import QueueSample, QueueSnapshot, Watcher, Worker
 
 #: The shortest --interval, in seconds.
 LEAST_SECONDS = 0.1
-#: From this many seconds of lateness on, a queue is yellow, or red.
+#: A queue is yellow on the screen if its lateness is at least YELLOW_SECONDS, and red from RED_SECONDS on.
 YELLOW_SECONDS = 10.0
 RED_SECONDS = 60.0
-#: From this many columns on, the screen has the rate of failures.
+#: The screen has a column for the rate of failures if the terminal is at least this many characters wide.
 WIDE = 100
 HEAD_LINES = 3
-#: A worker process shows this many of its handlers, and the failures begin with this many errors of living messages.
+#: The most running handlers shown for each worker process, and the most errors of messages that wait for a retry.
 JOBS_SHOWN = 10
 ERRORS_SHOWN = 3
-#: Figure -> the style of its column.
+#: The color of the figures in each column, as a style of the package rich.
 STYLES = {
     "ready": "yellow",
     "waiting": "cyan",
     "pending": "blue",
-    "leased": "green",
+    "running": "green",
     "backoff": "magenta",
     "retry": "red",
     "dead": "red",
 }
 
 
+@partial(framed, flags={})
 def watch(
     queues: Annotated[
         list[str] | None,
         typer.Argument(metavar="QUEUE", help="Queues to watch; all by default.", autocompletion=queue_names),
     ] = None,
     *,
-    interval: Annotated[str, typer.Option(help="Refresh interval, for example 500ms.")] = "1s",
+    interval: Annotated[str, typer.Option(help="Time between two refreshes, for example 500ms.")] = "1s",
     admin: WholeQueueAdmin,
-) -> None:
+) -> Answer:
     """
-    Watch queues live until Ctrl-C: backlog, lateness, rates, workers and their handlers, failures.
+    Watch queues live until Ctrl-C: backlog, lateness, rates, workers, running handlers, failures.
 
-    It needs a terminal; scripts use `reliq queues --json` and `reliq workers --json`. While Redis is away, the last figures
-    stay under a red line. Exit codes: 0 ended by Ctrl-C or SIGTERM, 1 Redis was away or refused at the start, 2 wrong
-    usage or an unknown queue.
+    The command needs a terminal; scripts use `reliq queues --json` and `reliq workers --json`. While Redis is
+    unavailable, the last figures stay on the screen, and a red line shows the error. Exit codes: 0 ended by Ctrl-C or
+    SIGTERM, 1 Redis was unavailable or refused at the start, 2 wrong usage or an unknown queue.
 
     Example: reliq watch orders mails --interval 2s
     """
@@ -77,16 +77,17 @@ def watch(
     watcher = admin.watch(queues or ())
     if not sys.stdout.isatty():
         raise ConfigurationError("reliq watch needs a terminal; elsewhere use `reliq queues --json`")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     show(watcher, admin.place, seconds)
+    return Answer(None, ())
 
 
 def show(watcher: Watcher, place: str, seconds: float) -> None:
-    """Draw each look over the last one until KeyboardInterrupt; while Redis is away, keep the last look."""
+    """Refresh the screen until Ctrl-C or SIGTERM; while Redis is unavailable, keep the last figures on it."""
     terminal = console()
     live = Live(console=terminal, screen=True, auto_refresh=False)
     try:
-        sample = watcher.look()  # an error of the first look is printed without the full screen
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        sample = watcher.look()  # read once before the full screen starts, so that an error stays visible
         live.start()
         trouble = ""
         while True:
@@ -104,10 +105,14 @@ def show(watcher: Watcher, place: str, seconds: float) -> None:
 
 
 def draw(terminal: Console, sample: QueueSample, place: str, seconds: float, trouble: str = "") -> SegmentLines:
-    """Return a screen that fits the terminal: of too many queues it has the latest, of failures the newest."""
+    """
+    Return a screen that fits the terminal.
+
+    A small screen has only the queues with the most lateness, and the newest failures.
+    """
     overview = sample.overview
     height = terminal.height
-    problems = [line for entry in sample.crons for line in describe_problems(entry)]
+    problems = [line for entry in sample.crons for line in describe_problems(entry, overview.workers)]
     middle = _lines(
         terminal, height // 6, *(_line(line, "yellow") for line in [*describe_overview(overview), *problems])
     )
@@ -139,15 +144,15 @@ def _head(sample: QueueSample, place: str, seconds: float, trouble: str, shown: 
     if overview.workers is not None:
         busy, slots = (sum(getattr(worker, name) for worker in overview.workers) for name in ("busy", "slots"))
         facts += [pluralize(len(overview.workers), "worker"), f"{busy} of {pluralize(slots, 'slot')} busy"]
-    if memory := overview.facts.get("used_memory_human"):
-        facts.append(f"Redis uses {memory}")
+    if memory := [info["used_memory_human"] for info in overview.servers.values() if "used_memory_human" in info]:
+        facts.append(f"Redis uses {' + '.join(memory)}")
     yield _line(trouble, "bold white on red") if trouble else _line(", ".join(facts))
     if ticks := [f"{entry.name} {format_when(entry.next)}" for entry in sample.crons if entry.next is not None]:
         yield _line(f"periodic: {', '.join(ticks)}")
 
 
 def _queues(views: Sequence[QueueSnapshot], width: int) -> Table:
-    """Return a row for each queue; on a narrow terminal without the rate of failures."""
+    """Return the table of queues; on a narrow terminal it has no column for the rate of failures."""
     states = [state for state in STYLES if state != "waiting" or any(view.lines for view in views)]
     table = Table(
         Column("queue", style="bold", overflow="fold"),
@@ -163,8 +168,8 @@ def _queues(views: Sequence[QueueSnapshot], width: int) -> Table:
     for view in views:
         late = view.late or 0.0
         style = "bold red" if late >= RED_SECONDS else "yellow" if late >= YELLOW_SECONDS else ""
-        leased = view.unack - view.backoff
-        counts = [leased if state == "leased" else getattr(view, state) for state in states]
+        running = view.unack - view.backoff
+        counts = [running if state == "running" else getattr(view, state) for state in states]
         moved = (view.rates.arrived, view.rates.acked, view.rates.failed) if view.rates else ()
         table.add_row(
             printable(view.queue),
@@ -191,7 +196,7 @@ def _workers(workers: Sequence[Worker] | None) -> Iterator[Text]:
 
 
 def _failures(sample: QueueSample) -> Iterator[Text]:
-    """Yield errors that messages wait to be redelivered with, then the newest abnormal ends."""
+    """Yield the errors of messages that wait for a retry, then the newest messages that ended without an ack."""
     yield Text("failures", "bold") if sample.errors or sample.ends else Text("no failures", "dim")
     for failure in sample.errors[:ERRORS_SHOWN]:
         share = f"{failure.count} of {failure.sampled}"
@@ -202,5 +207,5 @@ def _failures(sample: QueueSample) -> Iterator[Text]:
 
 
 def _error(reason: str, error: str) -> str:
-    """Return an error, with its reason where the reason is a special one."""
+    """Return the text of an error; a reason other than `failed` or `rejected` is put in front of the text."""
     return error if error and reason in ("failed", "rejected") else f"{reason}: {error}" if error else reason

@@ -1,4 +1,4 @@
-"""`reliq worker`: its options, which are settings too, and its restart when a source changes."""
+"""The command `reliq worker`: its options and settings, and the restart when a source file changes."""
 
 import os
 import re
@@ -29,41 +29,55 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 def worker(
     ctx: typer.Context,
     consumer: Annotated[
-        str, typer.Argument(metavar="CONSUMER", help="Where the Consumer is: module:name, or module.")
+        str,
+        typer.Argument(
+            metavar="CONSUMER", help="Consumer to run: module:name, or only the module if it has one Consumer."
+        ),
     ] = "",
-    processes: Annotated[int, typer.Option(help="Processes to keep running.")] = 1,
-    concurrency: Annotated[int, typer.Option(help="Handlers that run at once in a process.")] = 16,
+    processes: Annotated[int, typer.Option(help="How many worker processes to run.")] = 1,
+    concurrency: Annotated[int, typer.Option(help="How many handlers each process runs at the same time.")] = 16,
     queue: Annotated[
         list[str] | None,
-        typer.Option(metavar="QUEUE", help="Only this queue; may be given again.", autocompletion=queue_names),
+        typer.Option(
+            metavar="QUEUE", help="Run only handlers of this queue; may be given again.", autocompletion=queue_names
+        ),
     ] = None,
     burst: Annotated[bool, typer.Option("--burst", help="Stop when no message is due.")] = False,
     burst_delayed: Annotated[
-        bool, typer.Option("--burst-delayed", help="Stop when no message is left, also none that is due later.")
+        bool, typer.Option("--burst-delayed", help="Stop when no message is left, including messages due later.")
     ] = False,
     grace: Annotated[float, typer.Option(help="Seconds to let running handlers finish after SIGTERM.")] = 25.0,
     gil_timeout: Annotated[
-        float, typer.Option(help="Seconds a handler may hold the interpreter while other handlers run.")
+        float, typer.Option(help="Seconds that a handler may hold the GIL before its process is killed.")
     ] = GIL_TIMEOUT_SECONDS,
-    max_jobs: Annotated[int | None, typer.Option(help="Replace a process after this many jobs.")] = None,
-    max_memory: Annotated[str | None, typer.Option(help="Replace a process that grows over this, like 512M.")] = None,
+    max_jobs: Annotated[int | None, typer.Option(help="Replace each worker process after this many jobs.")] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(help="Replace a worker process that uses more memory than this, for example 512M.")
+    ] = None,
     url: Url = None,
     allow_eviction: Annotated[
-        bool, typer.Option("--allow-eviction", help="Start if Redis may evict messages.")
+        bool, typer.Option("--allow-eviction", help="Start even if Redis may evict keys, which loses messages.")
     ] = False,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = DEFAULT_HOST,
     no_queue_metrics: Annotated[
-        bool, typer.Option("--no-queue-metrics", help="Leave the figures of queues to an exporter.")
+        bool,
+        typer.Option(
+            "--no-queue-metrics", help="Leave out the metrics of queues, for example if `reliq exporter` serves them."
+        ),
     ] = False,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[str, typer.Option(help="text, json, or auto: colours on a terminal.")] = "auto",
+    log_level: Annotated[str, typer.Option(help="Lowest level to log: debug, info, warning or error.")] = "info",
+    log_format: Annotated[
+        str, typer.Option(help="Format of log lines: text, json, or auto (text, in colour on a terminal).")
+    ] = "auto",
     log_error_text: Annotated[
-        bool, typer.Option("--log-error-text", help="Log error texts, which may hold a piece of a body.")
+        bool, typer.Option("--log-error-text", help="Log error texts of handlers, which may contain parts of bodies.")
     ] = False,
-    reload: Annotated[bool, typer.Option("--reload", help="Restart when a source file changes here.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when a source file in the working folder changes.")
+    ] = False,
     show_settings: Annotated[
-        bool, typer.Option("--show-settings", help="Print each setting and its origin; run nothing.")
+        bool, typer.Option("--show-settings", help="Print each setting with its value and origin, and exit.")
     ] = False,
 ) -> Answer:
     """
@@ -71,13 +85,14 @@ def worker(
 
     Example: reliq worker shop.jobs:consumer --processes 4 --concurrency 16
 
-    Each option is a setting, too: --max-jobs is RELIQ_MAX_JOBS in the environment, and max-jobs in [tool.reliq] of
-    pyproject.toml, where CONSUMER is consumer. An option comes before the variable, the variable before the file.
+    You can also set each option in the environment, such as RELIQ_MAX_JOBS for --max-jobs, or in [tool.reliq] of
+    pyproject.toml, such as max-jobs. The setting for CONSUMER is RELIQ_CONSUMER or consumer. An option overrides the
+    variable, and the variable overrides the file.
     """
     if show_settings:
         return _show_settings(ctx)
     if not consumer:
-        raise ConfigurationError("name the Consumer: reliq worker shop.jobs:consumer, or set it as a setting")
+        raise ConfigurationError("name the Consumer: reliq worker shop.jobs:consumer, or set RELIQ_CONSUMER")
     check_is_one_of("--log-level", log_level, LEVELS)
     check_is_one_of("--log-format", log_format, FORMATS)
     check_int("--processes", processes, least=1, most=1000)
@@ -96,26 +111,19 @@ def worker(
             log_error_text=log_error_text,
         ),
         log_level=log_level,
-        metrics=metrics_port is not None,
         log_format=log_format,
         folder=str(Path.cwd()),
     )
-    from reliq.supervisor.worker import serve  # noqa: PLC0415  help and completion do not wait for it
+    from reliq.supervisor.worker import serve  # noqa: PLC0415  slow to import, and not needed for help and completion
 
     page = None if metrics_port is None else (metrics_port, metrics_host, not no_queue_metrics)
-    serve(
-        plan,
-        processes,
-        url=url,
-        max_memory=None if max_memory is None else _size(max_memory),
-        gil_timeout=gil_timeout,
-        page=page,
-    )
-    return Answer(None)  # `serve` has left the process
+    memory = None if max_memory is None else _size(max_memory)
+    serve(plan, processes, url=url, max_memory=memory, gil_timeout=gil_timeout, page=page)
+    return Answer(None)  # not reached: `serve` exits the process
 
 
 def _show_settings(ctx: typer.Context) -> Answer:
-    """Return each setting with its value and origin, without passwords."""
+    """Return a table of all settings with value and origin; URLs are without passwords."""
     found = ctx.meta[FOUND]
     rows = {}
     for name in settings_of(ctx.command):
@@ -131,15 +139,15 @@ def _show_settings(ctx: typer.Context) -> Answer:
         (name, " ".join(value) if isinstance(value, list | tuple) else value, origin)
         for name, (value, origin) in rows.items()
     ]
-    hints = [f"{name} is no setting; is {meant} meant?" for name, meant in misspelled(ctx.command).items()]
+    hints = [f"{name} is not a setting; did you mean {meant}?" for name, meant in misspelled(ctx.command).items()]
     value = {name: setting._asdict() for name, setting in rows.items()}
     return Answer(value, [Table(("setting", "value", "from"), texts, ("value", "from")), *hints])
 
 
 def _run_again_on_changes() -> Answer:
-    """Run this command without --reload until a signal; restart it when a source of the working folder changes."""
+    """Run this command without --reload as a child until a signal; restart it when a source file changes."""
     try:
-        import watchfiles  # noqa: PLC0415  the extra `reload` brings it
+        import watchfiles  # noqa: PLC0415  part of the extra `reload`
     except ImportError:
         raise ConfigurationError(missing("--reload", "watchfiles", "reload")) from None
     from reliq.consumer import STOPS, handle_signal  # noqa: PLC0415  completion does not wait for it
@@ -153,9 +161,9 @@ def _run_again_on_changes() -> Answer:
 
     sources = watchfiles.PythonFilter(extra_extensions=(FILE,))
     changes = watchfiles.watch(Path.cwd(), watch_filter=sources, stop_event=stop, raise_interrupt=False)
-    complain(f"the worker begins anew when a .py file or {FILE} in {Path.cwd()} changes")
+    complain(f"the worker restarts when a .py file or {FILE} in {Path.cwd()} changes")
     while not stop.is_set():
-        # Ctrl-C reaches this process alone: a worker that gets two signals does not wait for its handlers.
+        # Use a new process group, so that Ctrl-C does not signal the worker twice: then it would not wait for handlers.
         environment = {**ENVIRONMENT, variable("reload"): "0"}
         with subprocess.Popen(again, env=environment, process_group=0) as process:  # noqa: S603  this command
             for number in STOPS:
@@ -168,7 +176,7 @@ def _run_again_on_changes() -> Answer:
 
 
 def _size(text: str) -> int:
-    """Return a size such as 512M in bytes; raise ConfigurationError for another form."""
+    """Convert a size such as 512M to bytes; raise ConfigurationError if it is malformed."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigurationError(f"--max-memory must be a size such as 512M or 2G, not {text!r}")

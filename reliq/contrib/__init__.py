@@ -1,1 +1,1 @@
-"""Integrations with web frameworks. Each is imported only by applications of its framework."""
+"""Integrations with web frameworks. An application imports only the integration of its own framework."""

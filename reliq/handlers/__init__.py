@@ -1,1 +1,1 @@
-"""Handlers: how a consumer registers them, the job that they get, and how their answers settle messages."""
+"""Register handlers, pass jobs to them, and settle messages by their results."""

@@ -1,4 +1,4 @@
-"""The inbox and follow-up messages: a handler commits and publishes once, even if its message is redelivered."""
+"""Database writes and follow-up messages that happen once, even after a redelivery."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack
 
+import msgspec
+
 from reliq.errors import ConfigurationError
-from reliq.settings import DAY_SECONDS, OUTBOX_PREFIX, milliseconds, seconds, seconds_after
+from reliq.handlers.settlement import Settlement, with_cost
+from reliq.keys import first_published
+from reliq.message import COST_LIMIT
+from reliq.settings import DAY_SECONDS, OUTBOX_PREFIX, check_int, milliseconds, seconds, seconds_after
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Mapping
@@ -19,16 +24,21 @@ if TYPE_CHECKING:
     from reliq.outbox.transactions import AsyncTransaction, Transaction
     from reliq.queue import Queue
     from reliq.settings import Durability, HandlerSettings, QueueSettings
+    from reliq.worker.slots import HeldDelivery
 
 B = TypeVar("B")
 
-#: How long the id of a finished follow-up stays taken: a redelivered job does not publish it again in this time.
+#: How long Redis refuses the id of a finished follow-up message. In this time a redelivered job cannot publish it again.
 FOLLOW_UP_SECONDS = DAY_SECONDS
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 class AwaitedBool:
-    """Awaitable bool. Using it without `await` raises TypeError, where a plain coroutine would count as True."""
+    """
+    An awaitable that returns a bool.
+
+    In an `if` without `await` it raises TypeError; a plain coroutine would count as True there.
+    """
 
     def __init__(self, coroutine: Coroutine[Any, Any, bool]) -> None:
         self._coroutine = coroutine
@@ -42,45 +52,74 @@ class AwaitedBool:
 
 
 class Effects:
-    """Base class of `Job` and `ReceivedJob`: `once` and `publish`, which take effect once for each message."""
+    """Base class of `Job` and `ReceivedJob` with the methods `spent`, `once` and `publish`."""
 
     __slots__ = ("_published",)
 
     id: str
     queue: str
+    _held: HeldDelivery | Settlement
     #: The number of unnamed follow-ups published so far.
     _published: int
 
     @property
     def publication_id(self) -> int:
-        """Unix milliseconds of the publish, or the number given to it; distinguishes messages that reuse an id."""
+        """
+        A number that distinguishes this message from earlier and later messages with the same id.
+
+        It is the option `publication_id` of the publish; by default the time of the publish, in Unix milliseconds.
+        """
         return self._first[2]
 
     @property
     def _first(self) -> tuple[str, str, int]:
-        """Queue, id and publication_id of the first publish; moves and redrives to another queue keep them."""
-        raise NotImplementedError
+        """
+        Queue, id and publication_id of the first publish.
+
+        They stay the same if the message moves to another queue.
+        """
+        return first_published(self.queue, self.id, self._held.delivery.header)
 
     @property
     def _inbox_keep_ms(self) -> int:
-        """How long the message may be redelivered, in ms."""
+        """The longest time from the first delivery of the message to its last redelivery, in ms."""
         raise NotImplementedError
+
+    def spent(self, cost: int) -> None:
+        """
+        Report the real cost of this message, in a queue with a rate by cost.
+
+        The worker sends the cost with the outcome; only the last call counts. If the real cost is below the message's
+        `cost`, the rate's token bucket gets the difference back, minus the amount by which it has refilled since the
+        claim. If the real cost is higher, later messages wait. In a queue without a rate by cost, this call has no
+        effect.
+
+        Args:
+            cost: in the unit of the rate, such as tokens; 0 to 1,000,000,000.
+
+        Raises:
+            ConfigurationError: `cost` is not a whole number from 0 to 1,000,000,000.
+
+        Example: `job.spent(reply.usage.total_tokens)`
+        """
+        claimed = with_cost(self._held.delivery.claimed, check_int("cost", cost, most=COST_LIMIT))
+        self._held.delivery = msgspec.structs.replace(self._held.delivery, claimed=claimed)
 
     def once(self, tx: Transaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> bool:
         """
-        Return True on the first call for this message, and False once its transaction has committed.
+        Return True on the first call for this message, False once its transaction is committed.
 
-        Call it first in the transaction that writes your effects, and return at once when it is False. It writes a row
-        to the inbox table in the same transaction, so effects and row are committed together. If two deliveries run at
-        the same time, the second call waits until the first transaction ends. In SQLite, make it the first statement of
-        the transaction, or run BEGIN IMMEDIATE before.
+        Call `once` first in the transaction that writes your effects, and return immediately if it returns False.
+        `once` inserts a row into the inbox table, so your effects and this row are committed together. If two deliveries
+        of a message run at the same time, the second call waits until the first transaction ends. In SQLite, make this
+        call the first statement of the transaction, or run BEGIN IMMEDIATE before.
 
         Args:
             tx: your open transaction or session, as in `Queue.publish_in`.
-            keep: how long to keep the row after each call, in seconds or as a timedelta. Default: the longest time that
-                the message, its dead letter and a redrive of it can live by the settings of queue and handler. Give
-                more if you publish with a longer `ttl`.
-            prefix: the prefix of the table names ("reliq_"); `schema.prefix` names a schema too.
+            keep: how long to keep the row after each call, in seconds or as a timedelta. The default is computed
+                from the settings of queue and handler: the row outlives the last possible redelivery, even after a
+                redrive. Give more if you publish with a longer `ttl`.
+            prefix: the prefix of the table names ("reliq_"). To use a database schema, write `schema.prefix`.
 
         Raises:
             ConfigurationError: `tx` is not a transaction, is in autocommit mode, or the table does not exist.
@@ -97,7 +136,8 @@ class Effects:
         note = once_statement(*self._first, self._keep_ms(keep), prefix)
         if write(tx, note) == 1:
             return True
-        write(tx, replace(note, kind="prolong"))  # the message may still become a dead letter and be redriven
+        # Keep the row for longer: the message has been redelivered, and may later be redriven as a dead letter.
+        write(tx, replace(note, kind="prolong"))
         return False
 
     def aonce(self, tx: AsyncTransaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> AwaitedBool:
@@ -126,19 +166,19 @@ class Effects:
         """
         Publish a follow-up message of this job once, even if the job is redelivered.
 
-        Its id is derived from this message's id, so it is the same in each delivery. If an earlier delivery has already
-        published it, the receipt is false and its status is `duplicate`.
+        The id of the follow-up is derived from the id of this message, so it is the same in each delivery. If an earlier
+        delivery has already published the follow-up, the receipt is false and its status is `duplicate`.
 
         Args:
             queue: the `Queue` to publish to.
             body: the body, of the queue's type.
-            name: a name that distinguishes this follow-up from others of the job, 1 to 64 of A-Z a-z 0-9 _ . : -.
-                Without a name, follow-ups are numbered 1, 2, …: publish them in the same order in each delivery.
+            name: distinguishes this follow-up from other follow-ups of the job; 1 to 64 of A-Z a-z 0-9 _ . : -.
+                Without names, follow-ups are numbered 1, 2, …, so publish them in the same order in each delivery.
             durability: how many replicas must confirm the publish, as in `Queue.publish`.
-            options: options of `Queue.publish`, without `id`; `dedup` is one day by default.
+            options: the options of `Queue.publish` except `id` and `publication_id`; `dedup` is one day by default.
 
         Returns:
-            The receipt, as of `Queue.publish`.
+            The receipt, like `Queue.publish`.
 
         Raises:
             ConfigurationError: an option is not allowed.
@@ -165,12 +205,15 @@ class Effects:
         return self._inbox_keep_ms if keep is None else milliseconds(seconds("keep", keep, least=1.0))
 
     def _follow_up(self, queue: Queue[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a follow-up: its id and publication_id are the same in each delivery."""
+        """
+        Return the options to publish a follow-up.
+
+        Its id and publication_id are the same in each delivery.
+        """
         if "id" in options or "publication_id" in options:
             raise ConfigurationError(
-                "job.publish derives the id from its job; leave id and publication_id out, and give "
-                "name= to distinguish "
-                "follow-ups"
+                "job.publish derives the id from its job; leave id and publication_id out, and give name= to "
+                "distinguish follow-ups"
             )
         if name and _NAME.fullmatch(name) is None:
             raise ConfigurationError(f"name must be 1 to 64 of A-Z a-z 0-9 _ . : - , not {str(name)[:40]!r}")
@@ -186,10 +229,10 @@ class Effects:
 @lru_cache(maxsize=1000)
 def inbox_keep_ms(queue: QueueSettings, handler: HandlerSettings) -> int:
     """
-    Return how long after its first delivery a message may be redelivered, in ms.
+    Return the longest time from the first delivery of a message to its last redelivery, in ms.
 
-    This is `ttl` plus all backoffs, then `dead_letter_ttl` as a dead letter, then the first time again after a redrive.
-    Backoffs count twice, because they are random and this function draws only a sample.
+    A message can live for `ttl` plus all backoffs, then for `dead_letter_ttl` as a dead letter, and after a redrive for
+    `ttl` plus all backoffs again. Backoffs may be random, so this function computes each backoff once and doubles it.
     """
     backoffs = sum(seconds_after(handler.backoff, attempt) for attempt in range(1, queue.retries + 1))
     life = seconds("ttl", queue.ttl) + 2 * backoffs

@@ -1,8 +1,8 @@
 """
-Register handlers, middleware, error hooks and periodic jobs (`cron`, `every`) of a consumer.
+Register handlers, middleware, error hooks and periodic jobs of a consumer.
 
-A periodic job publishes a message at each tick of its schedule. Every process plans the same ticks, and Redis publishes
-each tick only once.
+A periodic job publishes a message at each planned time (tick) of its schedule. Every worker process plans the same
+ticks, and Redis accepts each tick only once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from reliq.errors import ConfigurationError
 from reliq.handlers.handler import Handler, Job, check_manager, check_takes, function_name
 from reliq.keys import run_id, tick_id
 from reliq.lua.transitions import Tick
+from reliq.message import OutgoingMessage
 from reliq.publish import Writer
 from reliq.queue import Queue
 from reliq.redis.server import Connection, check_slots
-from reliq.schedule import Schedule
+from reliq.schedule import CatchUp, Schedule
 from reliq.settings import DAY_SECONDS, HandlerSettings, check_is_one_of, milliseconds, seconds
 from reliq.text import check_keywords
 
@@ -39,36 +40,45 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound="Callable[[Job[Any], BaseException, bool], Any]")
 
-CatchUp = Literal["skip", "latest", "all"]
 Overlap = Literal["allow", "skip"]
 
-#: The header of a periodic message that contains its tick in ISO 8601.
+#: In messages of a periodic job, the header with this name contains the planned time (tick) in ISO 8601.
 TICK_HEADER = "reliq-tick"
 #: A tick published at most this many seconds late counts as on time, not as a misfire.
 ON_TIME_SECONDS = 60.0
-#: The most ticks of a periodic job in one planning step.
+#: The most ticks of a periodic job that one call of `Periodic.plan` returns.
 STEP_TICKS = 100
 
-#: Placeholder: the decorated function returns the body.
+#: The default of `body`: the decorated function returns the body.
 _FROM_FUNCTION = object()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
-class Options(TypedDict, total=False):
-    """Options of `Consumer.handler`; the defaults are in `HandlerSettings`."""
+class FunctionOptions(TypedDict, total=False):
+    """The keyword options of `Consumer.handler` that can differ between the tasks of a queue."""
 
-    lease: Duration
     timeout: Duration | None
-    concurrency: int | None
-    weight: int
     backoff: wait_base
     retry_on: type[Exception] | tuple[type[Exception], ...]
     reject_on: type[Exception] | tuple[type[Exception], ...]
     on_decode_error: Literal["retry", "reject"]
+    keep: Duration | None
+
+
+class Options(FunctionOptions, total=False):
+    """
+    The keyword options of `Consumer.handler`, which documents them.
+
+    Their defaults are in `HandlerSettings`.
+    """
+
+    lease: Duration
+    concurrency: int | None
+    weight: int
 
 
 class BatchOptions(Options, total=False):
-    """Options of `Consumer.handler` with `batch`."""
+    """The additional keyword options of `Consumer.handler` if `batch` is given."""
 
     linger: Duration | None
     batch_by_key: bool
@@ -84,7 +94,11 @@ class Register(Protocol[B]):
 
 
 class RegisterBatch(Protocol[B]):
-    """The decorator that `Consumer.handler(queue, batch=...)` returns."""
+    """
+    The decorator that `Consumer.handler(queue, batch=...)` returns.
+
+    It returns the function unchanged.
+    """
 
     @overload
     def __call__(self, function: Callable[[list[B]], R], /) -> Callable[[list[B]], R]: ...
@@ -93,7 +107,11 @@ class RegisterBatch(Protocol[B]):
 
 
 class PeriodicOptions(TypedDict, total=False):
-    """Options of both `cron` and `every`; the defaults are in `Periodic`."""
+    """
+    The keyword options that `Consumer.cron` and `Consumer.every` share.
+
+    Their defaults are in `Periodic`.
+    """
 
     jitter: Duration
     catch_up: CatchUp
@@ -102,7 +120,7 @@ class PeriodicOptions(TypedDict, total=False):
 
 
 class CronOptions(PeriodicOptions, total=False):
-    """Options of `cron`."""
+    """The keyword options of `Consumer.cron`, which documents them."""
 
     tz: str
 
@@ -112,21 +130,29 @@ _EVERY_KEYWORDS = frozenset({"queue", "body", "name", *PeriodicOptions.__annotat
 
 
 class Makes(Protocol[B]):
-    """The decorator that `cron` and `every` return without `body`; it returns the function unchanged."""
+    """
+    The decorator that `cron` and `every` return without `body`.
 
-    def __call__(self, function: Callable[[datetime], B], /) -> Callable[[datetime], B]:
-        """Register the function that returns the body."""
+    It returns the function unchanged.
+    """
+
+    @overload
+    def __call__(self, function: Callable[[datetime], B], /) -> Callable[[datetime], B]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[datetime], OutgoingMessage[B]], /
+    ) -> Callable[[datetime], OutgoingMessage[B]]: ...
 
 
 class Planned(NamedTuple):
     """
-    A tick to publish or to skip.
+    A tick of a periodic job that is to be published or skipped.
 
     Attributes:
-        at: the tick, in Unix seconds.
-        since: the last tick that was handled before, in Unix seconds.
-        missed: the number of ticks skipped between them; includes this tick if it is not published.
-        is_published: whether the tick publishes a message.
+        at: the planned time of the tick, in Unix seconds.
+        since: the planned time of the previous handled tick, in Unix seconds.
+        missed: the number of ticks skipped after `since`; includes this tick if it is skipped.
+        is_published: whether to publish a message for this tick.
     """
 
     at: int
@@ -135,20 +161,51 @@ class Planned(NamedTuple):
     is_published: bool
 
 
+def plan(schedule: Schedule, last: int, now: int, catch_up: CatchUp, grace: float = DAY_SECONDS) -> list[Planned]:
+    """
+    Return the ticks that are due and not yet handled, oldest first.
+
+    One call handles at most STEP_TICKS ticks, so after a long downtime several calls are needed.
+
+    Args:
+        last: the last handled tick, in Unix seconds.
+        now: the current time, in Unix seconds.
+        catch_up: which missed ticks to publish: `skip`, `latest` or `all`.
+        grace: the age in seconds after which a missed tick is not published.
+    """
+    within = ON_TIME_SECONDS if catch_up == "skip" else grace
+    ticks = schedule.ticks(last, now, most=STEP_TICKS + 1)
+    newest = ticks[-1:]
+    ticks = ticks[:STEP_TICKS]
+    planned: list[Planned] = []
+    missed = 0
+    for tick in ticks:
+        if now - tick <= within and (catch_up == "all" or [tick] == newest):
+            planned.append(Planned(tick, last, missed, is_published=True))
+            last = tick
+            missed = 0
+        else:
+            missed += 1
+    if missed:
+        planned.append(Planned(ticks[-1], last, missed, is_published=False))
+    return planned
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Periodic:
     """
-    A periodic job.
+    A periodic job: it publishes a message at each tick (planned time) of its schedule.
 
     Attributes:
-        name: its unique name.
-        queue: the queue that gets its messages.
-        schedule: its ticks.
-        body: the body of its messages, or a function from the tick (an aware datetime) to the body.
-        jitter: the longest random delay after a tick, in seconds or as a timedelta; equal in every process.
-        catch_up: the missed ticks to publish after a downtime: `skip` for none, `latest` for the last, `all`.
+        name: the unique name of the job.
+        queue: the queue to which the messages are published.
+        schedule: the schedule that computes the ticks.
+        body: the body of the messages, or a function that takes the tick (an aware datetime) and returns the body.
+        jitter: the longest random delay after a tick, in seconds or as a timedelta; all processes compute the same
+            delay for a tick.
+        catch_up: which missed ticks to publish after a downtime: `skip` for none, `latest` for the last, `all` for each.
         misfire_grace_time: the age after which a missed tick is not published, in seconds or as a timedelta.
-        overlap: `skip` to skip a tick while the last message of this job is not finished; `allow` to publish it.
+        overlap: `skip` to skip a tick while the previous message of this job is not finished; `allow` to publish it.
     """
 
     name: str
@@ -163,7 +220,7 @@ class Periodic:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or _NAME.fullmatch(self.name) is None:
             raise ConfigurationError(
-                f"a periodic entry's name must be 1 to 100 of A-Z a-z 0-9 _ . - , not {str(self.name)[:80]!r}"
+                f"a periodic job's name must be 1 to 100 of A-Z a-z 0-9 _ . - , not {str(self.name)[:80]!r}"
             )
         if not isinstance(self.queue, Queue):
             raise ConfigurationError(f"queue of {self} must be a Queue, not {type(self.queue).__name__}")
@@ -179,68 +236,65 @@ class Periodic:
             self.run(0)  # raise now if the body cannot be encoded
 
     def __str__(self) -> str:
-        return f"periodic entry {self.name!r}"
+        return f"periodic job {self.name!r}"
 
     def plan(self, last: int, now: int) -> list[Planned]:
-        """
-        Return the ticks to handle between `last`, the last handled tick, and `now`, in Unix seconds, oldest first.
-
-        After a long downtime it returns the first STEP_TICKS ticks only.
-        """
-        within = ON_TIME_SECONDS if self.catch_up == "skip" else seconds("misfire_grace_time", self.misfire_grace_time)
-        ticks = self.schedule.ticks(last, now, most=STEP_TICKS + 1)
-        newest = ticks[-1:]
-        ticks = ticks[:STEP_TICKS]
-        planned: list[Planned] = []
-        missed = 0
-        for tick in ticks:
-            if now - tick <= within and (self.catch_up == "all" or [tick] == newest):
-                planned.append(Planned(tick, last, missed, is_published=True))
-                last = tick
-                missed = 0
-            else:
-                missed += 1
-        if missed:
-            planned.append(Planned(ticks[-1], last, missed, is_published=False))
-        return planned
+        """Return the ticks that are due and not yet handled, see the function `plan`."""
+        return plan(self.schedule, last, now, self.catch_up, seconds("misfire_grace_time", self.misfire_grace_time))
 
     def tick(self, planned: Planned) -> Tick:
-        """Return the call data of a planned tick; exceptions of the body function are raised."""
+        """
+        Return the arguments of the script `tick` for a planned tick.
+
+        Exceptions of the body function are raised.
+        """
         tick = Tick(self.name, str(self.schedule), planned.at, planned.since, planned.missed)
         if not planned.is_published:
             return tick
         message = self._message(tick_id(self.name, planned.at), planned.at)
-        # The jitter differs between ticks, and every process computes the same.
+        # A hash instead of a random number, so that every process computes the same jitter for a tick.
         digest = hashlib.sha256(f"{self.name} {planned.at}".encode()).digest()
         jitter_ms = int.from_bytes(digest[:8], "big") % (milliseconds(self.jitter) + 1)
         return replace(tick, message=message, due_ms=planned.at * 1000 + jitter_ms, overlap=self.overlap)
 
     def run(self, asked_ms: int) -> Tick:
-        """Return the call data of a run that an operator requested; exceptions of the body function are raised."""
+        """
+        Return the arguments of the script `tick` for a run that an operator requested.
+
+        Exceptions of the body function are raised.
+
+        Args:
+            asked_ms: the time of the request, in Unix ms.
+        """
         at = asked_ms // 1000
         message = self._message(run_id(self.name, asked_ms), at)
         return Tick(self.name, str(self.schedule), at, at, message=message, asked=asked_ms)
 
     def _message(self, id: str, at: int) -> tuple[str, bytes]:
-        """Return id and value of a message; its id is unique, so it needs no deduplication window."""
+        """
+        Return the message id and the encoded message.
+
+        No deduplication is needed, because each tick has its own id.
+        """
         moment = self.schedule.moment(at)
         body = self.body(moment) if callable(self.body) else self.body
-        headers = {} if self.queue.keys.bare else {TICK_HEADER: moment.isoformat()}
+        outgoing = body if isinstance(body, OutgoingMessage) else OutgoingMessage(body=body)
+        headers = {} if self.queue.keys.bare else {**(outgoing.headers or {}), TICK_HEADER: moment.isoformat()}
         writer = Writer(self.queue.known_shards, self.queue.codec, self.queue.settings)
-        order = writer.order(body, {"id": id, "dedup": 0, "headers": headers})
+        order = writer.special(replace(outgoing, id=id, dedup=0, headers=headers))
         return order.id, order.value
 
 
 class Registration:
-    """The handlers of a consumer by queue, and its middleware, error hooks and periodic jobs."""
+    """Base class of `Consumer`: register handlers, middleware, error hooks, periodic jobs."""
 
     def __init__(self, target: Target | None = None) -> None:
         self.target = target
         self._handlers: dict[str, Handler] = {}
         self._periodic: dict[str, Periodic] = {}
-        #: The middleware of all handlers, the outermost first.
+        #: The middleware functions, applied to all handlers; the first is the outermost.
         self.around_calls: list[Callable[[Job[Any]], Any]] = []
-        #: The hooks called for each failure.
+        #: The functions that are called after each failure of a handler.
         self.error_hooks: list[Callable[[Job[Any], BaseException, bool], Any]] = []
 
     @property
@@ -262,7 +316,7 @@ class Registration:
         expression: str,
         *,
         queue: Queue[B],
-        body: B | Callable[[datetime], B],
+        body: B | OutgoingMessage[B] | Callable[[datetime], B | OutgoingMessage[B]],
         name: str,
         **options: Unpack[CronOptions],
     ) -> None: ...
@@ -278,25 +332,27 @@ class Registration:
         **options: Unpack[PeriodicOptions],
     ) -> Any:
         """
-        Register a periodic job: publish one message at each tick of a cron expression.
+        Register a periodic job: publish one message at each time (tick) of a cron expression.
 
-        You may run many workers: Redis publishes each tick once. With `body`, the job is registered at once. Without
-        `body`, decorate a function that returns the body of a tick. Every process may call the function, also more than
-        once for a tick, so it must be fast and have no side effects. The message id is `cron.NAME.UNIX`; the header
-        `reliq-tick` contains the tick in ISO 8601.
+        You may run many workers: Redis accepts each tick once. With `body`, this call registers the job. Without `body`,
+        this call returns a decorator for a function that takes the tick and returns the body. Every process may call
+        this function, also more than once for a tick, so it must be fast and have no side effects. The message id is
+        `cron.NAME.UNIX`; the header `reliq-tick` contains the tick in ISO 8601.
 
         Args:
             expression: minute, hour, day of month, month and day of week, for example "0 6 * * mon-fri".
-            queue: the `Queue` to publish to; another consumer may have its handler.
-            body: a value of the queue's type, or a function from the tick, an aware datetime in `tz`, to the body.
+            queue: the `Queue` to publish to. Its handler may be registered with another consumer.
+            body: a value of the queue's type, or a function that takes the tick (an aware datetime in `tz`) and returns
+                the body. It may be an `OutgoingMessage` too, such as `task.outgoing(...)`; its own `id`, `dedup`, `delay`
+                and `at` have no effect.
             name: a unique name, 1 to 100 of A-Z a-z 0-9 _ . -; by default the name of the decorated function.
             tz: a time zone name, for example Europe/Berlin ("UTC").
             jitter: the longest random delay of a message after its tick, in seconds or as a timedelta (0).
-            catch_up: the missed ticks to publish after a downtime of all workers: `skip` for none, `latest` for the
+            catch_up: which missed ticks to publish after a downtime of all workers: `skip` for none, `latest` for the
                 last (default), `all` for each.
             misfire_grace_time: the age after which a missed tick is not published, in seconds or as a timedelta (1
                 day).
-            overlap: `skip` to skip a tick while the last message of this job is not finished; `allow` to publish it
+            overlap: `skip` to skip a tick while the previous message of this job is not finished; `allow` to publish it
                 (default).
 
         Raises:
@@ -322,7 +378,7 @@ class Registration:
         interval: Duration,
         *,
         queue: Queue[B],
-        body: B | Callable[[datetime], B],
+        body: B | OutgoingMessage[B] | Callable[[datetime], B | OutgoingMessage[B]],
         name: str,
         **options: Unpack[PeriodicOptions],
     ) -> None: ...
@@ -339,10 +395,10 @@ class Registration:
         """
         Register a periodic job: publish one message at equal intervals.
 
-        Ticks are multiples of the interval since 1970 in UTC: with 5 minutes they are 12:00, 12:05 and so on.
+        The times (ticks) are multiples of the interval since 1970 in UTC: with 5 minutes, 12:00, 12:05 and so on.
 
         Args:
-            interval: whole seconds, or a timedelta.
+            interval: the time between two messages, in whole seconds or as a timedelta.
             queue: as in `cron`.
             body: as in `cron`.
             name: as in `cron`.
@@ -352,7 +408,7 @@ class Registration:
             ConfigurationError: an argument is not allowed, or the name is already taken.
             BodyError: the body cannot be encoded.
 
-        Example: `consumer.every(timedelta(minutes=5), queue=checks, body=Check("all"), name="checks")`
+        Example: `consumer.every(300, queue=checks, body=Check("all"), name="checks")`
         """
         check_keywords("Consumer.every", options, _EVERY_KEYWORDS)
         return self._enter(Schedule.every(interval), queue, body, name, options)
@@ -375,9 +431,7 @@ class Registration:
     def _add(self, *entries: Periodic) -> None:
         for entry in entries:
             if entry.name in self._periodic:
-                raise ConfigurationError(
-                    f"two periodic entries are called {entry.name!r}; give one of them another name="
-                )
+                raise ConfigurationError(f"two periodic jobs are called {entry.name!r}; give one of them another name=")
         self._periodic |= {entry.name: entry for entry in entries}
 
     @overload
@@ -391,16 +445,18 @@ class Registration:
 
     def handler(self, queue: Queue[Any] | str, *, batch: int | None = None, **options: Unpack[BatchOptions]) -> Any:
         """
-        Register the decorated function as the handler of `queue`. The function itself is not changed.
+        Return a decorator that registers a function as the handler of `queue`.
 
-        The function is plain or async. It takes the body and, optionally, the `Job`. If it returns, the message is
-        acked. It may return or raise `Nack`, `Reject`, `Snooze` or `RateLimited`. After any other exception the message
-        is retried with backoff.
+        The decorator returns the function unchanged.
 
-        With `batch`, the function takes a list of bodies and, optionally, the list of their jobs, and uses one slot.
-        Its answer or exception applies to all messages. Return a list to answer each message, in order; None acks.
-        Undecodable bodies are left out. A message that may have killed its worker, or has no retry left, is delivered
-        alone.
+        The function is plain or async. It takes the body and, optionally, the `Job`. If the function returns, the
+        message is acked. The function may return or raise `Nack`, `Reject`, `Snooze` or `RateLimited`. After any other
+        exception the message is retried with backoff.
+
+        With `batch`, the function takes a list of bodies and, optionally, the list of their jobs. The call uses one
+        slot. Its return value or exception applies to all messages of the batch. To settle each message separately,
+        return a list with one entry for each message, in order; None acks the message. Messages with undecodable bodies
+        are left out. A message that may have killed its worker, or that has no retry left, is delivered alone.
 
         Args:
             queue: a `Queue`, or the name of an untyped queue.
@@ -409,18 +465,21 @@ class Registration:
             batch_by_key: whether all messages of a batch must have the same key (False). Messages without a key form
                 separate batches.
             lease: the time after which a message of a dead worker is redelivered, in seconds or as a timedelta (30).
-                Live workers renew it while the handler runs.
-            timeout: the longest time of a call, in seconds or as a timedelta, or None (600). A coroutine is cancelled.
-                A thread cannot be cancelled: the worker process is replaced, as after a coroutine that ignores it.
-            concurrency: the most concurrent calls of this handler in a process; None for no own limit (default).
+                Live workers renew the lease while the handler runs.
+            timeout: the longest time of a call, in seconds or as a timedelta; None for no timeout (600). A coroutine
+                handler is cancelled. If the handler is plain, or ignores the cancellation, the process is replaced.
+            concurrency: the most concurrent calls of this handler in a process; None for all slots (default).
             weight: the share of free slots for this queue, relative to the weights of the other queues (1).
             backoff: a wait strategy of tenacity between a failure and the next delivery. Default: exponential with
                 jitter, from 1 to 3 seconds up to an hour.
-            retry_on: the exception class, or a tuple of them, to retry; other exceptions reject the message
+            retry_on: the exception class to retry, or a tuple of classes; other exceptions reject the message
                 (Exception).
-            reject_on: the exception class, or a tuple of them, that rejects the message even if in `retry_on` (none).
-            on_decode_error: `retry` to retry undecodable bodies with backoff (default), `reject` to make them dead
-                letters.
+            reject_on: the exception class that rejects the message even if `retry_on` includes it, or a tuple of
+                classes (none).
+            on_decode_error: `retry` to retry messages with undecodable bodies with backoff (default), `reject` to make
+                them dead letters.
+            keep: how long Redis keeps the function's return value as the result of an acked message, in seconds or as a
+                timedelta, for `Queue.status`; None to keep no results (default). Not with `batch`.
 
         Raises:
             ConfigurationError: an option or the signature is not allowed, or the queue already has a handler.
@@ -432,9 +491,9 @@ class Registration:
         if not isinstance(queue, Queue | str):
             if callable(queue):
                 raise ConfigurationError(f"handler {function_name(queue)} has no queue; write @consumer.handler(QUEUE)")
-            raise ConfigurationError(f"handler takes a Queue or the name of one, not {type(queue).__name__}")
+            raise ConfigurationError(f"handler takes a Queue or the name of a queue, not {type(queue).__name__}")
         check_keywords("Consumer.handler", options, HandlerSettings.__dataclass_fields__)
-        settings = HandlerSettings(batch=batch, **options)  # type: ignore[arg-type]  # a single class becomes a tuple there
+        settings = HandlerSettings(batch=batch, **options)  # type: ignore[arg-type]  # retry_on and reject_on may be a class
 
         def register(function: F) -> F:
             handler = Handler(queue, function, settings)
@@ -446,9 +505,9 @@ class Registration:
 
     def middleware(self, around: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
         """
-        Register a context manager that wraps each handler call.
+        Register a function whose context manager wraps each handler call.
 
-        The first middleware is the outermost. For a batch, it is called for each message.
+        The middleware registered first is the outermost. For a batch, the function is called for each message.
 
         Args:
             around: a function that takes the `Job` and returns a context manager, for example one decorated with
@@ -466,11 +525,11 @@ class Registration:
 
     def on_error(self, hook: E) -> E:
         """
-        Register a function to call after each failure, for example to report it to an error tracker.
+        Register a function to call after each failure, for example to report the error.
 
-        These are failures: an exception, a timeout (`TimeoutError`), an undecodable body (`UndecodableError`;
-        `job.body` is then bytes), and a `Nack` without a retry left. For a batch, the hook is called for each message.
-        It runs before the message is settled, so keep it fast. Exceptions of the hook are logged and ignored.
+        Failures are an exception, a timeout (`TimeoutError`), an undecodable body (`UndecodableError`; `job.body` is
+        then bytes), and a `Nack` without a retry left. For a batch, the hook is called for each failed message. The hook
+        runs before the message is settled, so keep it fast. Exceptions of the hook are logged and ignored.
 
         Args:
             hook: a plain function with three parameters: the `Job`, the exception, and a bool that is True if the
@@ -492,17 +551,17 @@ class Registration:
 
     def chosen(self, queues: Sequence[str]) -> list[Handler]:
         """
-        Return the handlers of `queues`; all handlers if it is empty.
+        Return the handlers of the named queues; all handlers if `queues` is empty.
 
         Raises:
-            ConfigurationError: a queue has no handler, or an async middleware meets a plain handler.
+            ConfigurationError: a queue has no handler, or an async middleware is used with a plain handler.
         """
         if not self._handlers:
             raise ConfigurationError("this consumer has no handlers; decorate one with @consumer.handler(QUEUE)")
         if unknown := [name for name in queues if name not in self._handlers]:
             raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
         chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
-        plain = next((handler for handler in chosen if not handler.is_async), None)
+        plain = next((each for handler in chosen for each in handler.each if not each.is_async), None)
         for around in self.around_calls:
             is_async_class = (
                 isinstance(around, type) and hasattr(around, "__aenter__") and not hasattr(around, "__enter__")
@@ -510,19 +569,27 @@ class Registration:
             if plain and (is_async_class or inspect.isasyncgenfunction(inspect.unwrap(around))):
                 raise ConfigurationError(
                     f"middleware {function_name(around)} is an async context manager, and handler "
-                    f"{function_name(plain.function)} of queue {plain.queue.name!r} is plain; make "
-                    "the middleware a plain one, "
-                    "or the handler async"
+                    f"{function_name(plain.function)} of queue {plain.queue.name!r} is plain; make the "
+                    "middleware a plain one, or the handler async"
                 )
         return chosen
 
     def ticked_beside(self, handlers: Sequence[Handler]) -> list[Periodic]:
-        """Return the periodic jobs of a process with these handlers: all except jobs for queues of other handlers."""
+        """
+        Return the periodic jobs that a process with these handlers must publish.
+
+        If the queue of a periodic job has a handler that this process does not run, leave the job out.
+        """
         others = self._handlers.keys() - {handler.queue.name for handler in handlers}
         return [entry for entry in self.periodic if entry.queue.name not in others]
 
     def redis(self, handlers: Sequence[Handler]) -> Target | None:
-        """Return the Redis of consumer and queues, None for RELIQ_URL; raise ConfigurationError if they differ."""
+        """
+        Return the Redis URL or client of the consumer and its queues; None for RELIQ_URL.
+
+        Raises:
+            ConfigurationError: the consumer and the queues name different Redis servers.
+        """
         queues = [handler.queue for handler in handlers] + [entry.queue for entry in self.ticked_beside(handlers)]
         named = [self.target, *(queue.target for queue in queues)]
         targets = [target for target in named if target is not None]
@@ -533,7 +600,12 @@ class Registration:
         return targets[0] if targets else None
 
     def connection(self, handlers: Sequence[Handler]) -> Connection:
-        """Return a connection to the Redis of the consumer and its queues; raise ConfigurationError if they differ."""
+        """
+        Return a connection to the Redis of the consumer and its queues.
+
+        Raises:
+                ConfigurationError: the consumer and the queues name different Redis servers.
+        """
         return Connection.to(self.redis(handlers))
 
     def _check_is_new(self, handler: Handler) -> None:

@@ -1,4 +1,4 @@
-"""Settle deliveries: turn answers and exceptions into outcomes, and outcomes into calls to Redis."""
+"""Convert results of handlers to outcomes, and outcomes to Redis calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from reliq.errors import ConfigurationError, JobInterrupted, UndecodableError
+import msgspec
+
+from reliq.codec import Codec
+from reliq.errors import BodyError, ConfigurationError, JobInterrupted, UndecodableError
 from reliq.keys import Keys, chosen_window_ms
 from reliq.lua import transitions
 from reliq.message import Ack, Claimed, Delivery, Nack, RateLimited, Reject, Snooze
@@ -29,15 +32,17 @@ OutcomeKind = Literal["ack", "nack", "reject", "snooze", "rate_limited", "releas
 @dataclass(frozen=True, slots=True)
 class HandlerOutcome:
     """
-    The result of a delivery, as it is written to Redis.
+    The result of a delivery, with the values that settling writes to Redis.
 
     Attributes:
         kind: how the delivery ends; `reject`, and `nack` without a retry left, make the message a dead letter.
-        delay_ms: ms until the next delivery; with `rate_limited`, ms until the key may run again.
-        reason: `failed`, `rejected` or `undecodable`.
-        error: the text stored for the operator; contains no part of an undecodable body.
+        delay_ms: ms until the next delivery; with `rate_limited`, ms until messages of the key may run again; with
+            `ack`, for how many ms Redis keeps the result.
+        reason: the kind of failure: `failed`, `rejected` or `undecodable`.
+        error: the error text stored for the operator; contains no part of an undecodable body.
         raised: class and source line of the exception, without any part of a body; empty without an exception.
-        failed: whether the outcome comes from an error, not from an answer that the handler chose.
+        failed: whether an error caused the outcome; False if the handler chose it, for example by `Nack`.
+        result: the record of the result that Redis keeps; empty to keep none.
     """
 
     kind: OutcomeKind
@@ -46,6 +51,7 @@ class HandlerOutcome:
     error: str = ""
     raised: str = ""
     failed: bool = False
+    result: str = ""
 
 
 B = TypeVar("B")
@@ -53,23 +59,30 @@ B = TypeVar("B")
 ACKED = HandlerOutcome("ack")
 RELEASED = HandlerOutcome("release")
 EXPIRED = HandlerOutcome("expired")
-#: A handler in a thread exceeded its timeout. A thread cannot be killed, so the lease is left to expire.
+#: The outcome for a coroutine task that was claimed while the event loop is blocked. The message is delivered later,
+#: so that the worker can claim the plain tasks after it in the queue.
+LOOP_BLOCKED = HandlerOutcome("snooze", 1000)
+#: The outcome if a plain handler exceeded its timeout. Its thread cannot be killed, so the message is redelivered
+#: when its lease expires.
 OVERRAN = HandlerOutcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
-#: The handler's answer cannot be encoded in a call to Redis.
-UNTELLABLE = HandlerOutcome("reject", error="the answer of the handler could not be sent to Redis")
+#: The outcome if the handler's result cannot be encoded in a call to Redis: the message becomes a dead letter.
+UNTELLABLE = HandlerOutcome("reject", error="the result of the handler could not be sent to Redis")
 
 
 @dataclass(slots=True)
 class Settlement:
     """
-    A delivery outside a worker (`receive`, the testing kit) and its outcome.
+    A delivery outside a worker, by `receive` or in the test kit, and its outcome.
 
     Attributes:
-        delivery: the delivery; if the outcome is `expired`, only its `claimed` is filled.
+        delivery: the delivery; if the outcome is `expired`, only its field `claimed` is set.
+        outcome: the outcome.
         took_ms: how long the handler ran, in ms; None if unknown.
-        size: bytes of the stored body, if it is too large to be read with others.
-        held_since: the monotonic time at which the body was read.
-        settling: whether the body must not be read any more.
+        size: bytes of the stored body, if it is too large to be read together with other bodies; else 0.
+        held_since: the monotonic time at which the body was read, in seconds.
+        settling: whether the message is being settled, so that its body is not needed any more.
+        has_successor: whether the id was published again with `on_conflict` during the delivery.
+        started: whether the handler was called.
     """
 
     delivery: Delivery
@@ -78,9 +91,17 @@ class Settlement:
     size: int = 0
     held_since: float = 0.0
     settling: bool = False
+    has_successor: bool = False
+    started: bool = True
 
 
-#: A delivery with an outcome.
+#: The largest result that Redis keeps, as JSON in bytes.
+RESULT_LIMIT = 65_536
+#: The most results that one call stores: together at most 8 MiB.
+RESULTS_LIMIT = 128
+_RESULTS: Codec[Any] = Codec(Any)
+
+#: A delivery to settle: `HeldDelivery` in a worker, `Settlement` outside a worker.
 E = TypeVar("E", "HeldDelivery", Settlement)
 
 
@@ -100,8 +121,35 @@ def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Han
     return ACKED
 
 
+def kept(answer: Any, delivery: Delivery, keep_ms: int) -> HandlerOutcome:
+    """
+    Return the outcome of an acked message whose result Redis keeps.
+
+    If JSON cannot hold the result, or it is larger than 64 KiB, Redis keeps the reason instead.
+    """
+    try:
+        text = _RESULTS.encode(None if isinstance(answer, Ack) else answer)
+        why = f"the result is larger than {RESULT_LIMIT} bytes: {len(text)}" if len(text) > RESULT_LIMIT else ""
+    except BodyError as error:
+        text, why = b"", str(error).replace("body", "the result", 1)
+    value = f"!{why}" if why else text.decode()
+    return HandlerOutcome("ack", keep_ms, result=f"{delivery.header.enqueued or 0} {delivery.attempt} {value}")
+
+
 def raised(error: BaseException, attempt: int | None, settings: HandlerSettings) -> HandlerOutcome:
-    """Return the outcome for an exception that a handler raised, with the backoff of its settings."""
+    """
+    Return the outcome for an exception that a handler raised.
+
+    `error` may also be a `Nack`, `Reject`, `Snooze` or `RateLimited` that the handler returned.
+
+    Args:
+        error: the exception.
+        attempt: the number of the attempt, for the backoff; None counts as 1.
+        settings: the handler's settings: backoff, and which exceptions to retry or reject.
+
+    Raises:
+        ConfigurationError: a delay is not allowed.
+    """
     match error:
         case Ack():
             return ACKED
@@ -132,7 +180,12 @@ def raised(error: BaseException, attempt: int | None, settings: HandlerSettings)
 
 
 def rate_limit_seconds(answer: RateLimited) -> float:
-    """Return the delay of a rate limit in seconds; raise ConfigurationError if it is above `max_delay`."""
+    """
+    Return the delay of `RateLimited` in seconds.
+
+    Raises:
+        ConfigurationError: the delay is above `max_delay`.
+    """
     delay = seconds("delay", answer.delay)
     longest = seconds("max_delay", answer.max_delay)
     if delay > longest:
@@ -144,14 +197,23 @@ def rate_limit_seconds(answer: RateLimited) -> float:
 
 
 def decoded(delivery: Delivery, decode: Callable[[bytes], B]) -> B:
-    """Return the decoded body; raise UndecodableError if it is too large, or the exception of `decode`."""
+    """
+    Return the decoded body; exceptions of `decode` are raised.
+
+    Raises:
+        UndecodableError: the body was too large to read.
+    """
     if delivery.refusal:
-        raise UndecodableError(delivery.refusal)
+        raise UndecodableError(why=delivery.refusal)
     return decode(delivery.payload)
 
 
 def undecodable(error: BaseException, queue: str, id: str) -> UndecodableError:
-    """Return an UndecodableError for `error`; of other exceptions it contains only the class, never their text."""
+    """
+    Return an UndecodableError for an exception of the decoder.
+
+    If `error` is another exception, only its class is used, because its text may contain parts of the body.
+    """
     why = error.why if isinstance(error, UndecodableError) else f"decoding the body raised {class_name(error)}"
     return UndecodableError(why, queue, id)
 
@@ -162,58 +224,99 @@ def is_final(claimed: Claimed, outcome: HandlerOutcome) -> bool:
 
 
 def burial(keys: Keys, settings: QueueSettings, ids: Sequence[str]) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return the call that turns garbage into dead letters, with the limits in the queue's settings."""
+    """
+    Return the call that turns messages in `garbage` (failed for good) into dead letters.
+
+    The limits of dead letters come from the queue's settings.
+    """
     letters_ms = milliseconds(settings.dead_letter_ttl)
     return transitions.collect(keys, ids, dead_letter_limit=settings.dead_letter_limit, letters_ms=letters_ms)
 
 
 def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
     """
-    Return the calls that settle `deliveries` of one queue, each with its deliveries.
+    Return the calls that settle `deliveries` of one queue, each call with its deliveries.
 
-    There is one call for each kind of outcome, and more calls for more than `BATCH_LIMIT` messages.
+    There is one call for each kind of outcome. A kind with more than `BATCH_LIMIT` messages has several calls.
     """
     groups: dict[tuple[OutcomeKind, int], list[E]] = defaultdict(list)
+    followed: dict[OutcomeKind, list[E]] = defaultdict(list)
     for one in deliveries:
         kind = one.outcome.kind
-        sleep_ms = 0  # how long the keys of released messages are throttled
+        if one.has_successor:
+            followed[kind].append(one)
+            continue
+        # `for_ms`: for acks, how long Redis keeps the results; for rate limits, how long the message key is throttled
+        for_ms = one.outcome.delay_ms if kind == "ack" else 0
         if kind == "reject":
             kind = "nack"
         elif kind == "rate_limited":
-            if one.delivery.claimed.key is None:  # no key to throttle
+            if one.delivery.claimed.key is None:  # without a message key, delay only the message
                 kind = "snooze"
             else:
                 kind = "release"
-                sleep_ms = one.outcome.delay_ms
-        groups[kind, sleep_ms].append(one)
+                for_ms = one.outcome.delay_ms
+        groups[kind, for_ms].append(one)
     calls = []
-    for (kind, sleep_ms), group in groups.items():
-        starts = range(0, len(group), BATCH_LIMIT)
-        # Each release puts messages at the head of ready: release the first messages last to keep their order.
+    for (kind, for_ms), group in groups.items():
+        limit = RESULTS_LIMIT if kind == "ack" and for_ms else BATCH_LIMIT
+        starts = range(0, len(group), limit)
+        # Each release puts its messages at the head of `ready`. To keep the order, release the first messages last.
         for at in reversed(starts) if kind == "release" else starts:
+            piece = group[at : at + limit]
+            calls.append((_call(keys, settings, kind, for_ms, piece), piece))
+    for kind, group in followed.items():
+        for at in range(0, len(group), BATCH_LIMIT):
             piece = group[at : at + BATCH_LIMIT]
-            calls.append((_call(keys, settings, kind, sleep_ms, piece), piece))
+            claimed, took_ms = [one.delivery.claimed for one in piece], [one.took_ms or 0 for one in piece]
+            word = "acked" if kind == "ack" else kind
+            call = transitions.succeed(keys, claimed, kind=word, history=settings.keep_completed, took_ms=took_ms)
+            calls.append((call, piece))
     return calls
 
 
+def with_cost(claimed: Claimed, spent: int = 0) -> Claimed:
+    """Return the receipt with the real cost of its message."""
+    return msgspec.structs.replace(claimed, spent=spent)
+
+
+def unsettled(deliveries: Iterable[E], answer: Settled) -> list[E]:
+    """Return the deliveries that were not settled because `has_successor` was wrong, and correct this attribute."""
+    left = [one for one in deliveries if one.delivery.id in answer.followed] if answer.followed else []
+    for one in left:
+        one.has_successor = not one.has_successor
+    return left
+
+
+def saving(keys: Keys, deliveries: Iterable[HeldDelivery]) -> Call[Settled]:
+    """Return the call that stores the checkpoints of running messages."""
+    return transitions.checkpoint(
+        keys, [(one.delivery.claimed, *one.checkpoint[:2]) for one in deliveries if one.checkpoint]
+    )
+
+
 def _call(
-    keys: Keys, settings: QueueSettings, kind: OutcomeKind, sleep_ms: int, deliveries: Sequence[E]
+    keys: Keys, settings: QueueSettings, kind: OutcomeKind, for_ms: int, deliveries: Sequence[E]
 ) -> Call[Settled]:
     match kind:
         case "ack":
             took_ms = [one.took_ms for one in deliveries if one.took_ms is not None] if settings.keep_completed else []
             took_ms = took_ms if len(took_ms) == len(deliveries) else []
             windows = [(one.delivery.claimed, one.delivery.header.window_ms) for one in deliveries]
-            return transitions.ack(keys, windows, kind="acked", history=settings.keep_completed, took_ms=took_ms)
+            results = [one.outcome.result for one in deliveries] if for_ms else []
+            return transitions.ack(
+                keys, windows, history=settings.keep_completed, took_ms=took_ms, results=results, keep_ms=for_ms
+            )
         case "expired":
-            # The header expired with the body. Only the form of the id shows whether the publisher chose it.
-            claimed = [one.delivery.claimed for one in deliveries]
+            # The envelope has expired with the body, so take the deduplication time of a chosen id from the settings.
+            claimed = [with_cost(one.delivery.claimed) for one in deliveries]
             windows = [(one, chosen_window_ms(one.id, settings.dedup)) for one in claimed]
             return transitions.ack(keys, windows, kind="expired")
         case "snooze":
             return transitions.snooze(keys, [(one.delivery.claimed, one.outcome.delay_ms) for one in deliveries])
         case "release":
-            return transitions.release(keys, [one.delivery.claimed for one in deliveries], sleep_ms=sleep_ms or None)
+            claimed = [one.delivery.claimed if one.started else with_cost(one.delivery.claimed) for one in deliveries]
+            return transitions.release(keys, claimed, sleep_ms=for_ms or None)
     by = f"{socket.gethostname()}:{os.getpid()}"
     failures = [
         transitions.failure(
@@ -232,7 +335,11 @@ def _call(
 
 
 def _format_reason(reason: object) -> tuple[str, str]:
-    """Return the text of a reason and, for an exception, its class and source line."""
+    """
+    Return the text of a failure's reason, and a second text.
+
+    The second text is the class and source line if the reason is an exception, and otherwise empty.
+    """
     if isinstance(reason, BaseException):
         return described(reason), placed(reason)
     return ("" if reason is None else clean_text(reason)), ""

@@ -1,4 +1,9 @@
-"""Logging: events as lines of text or JSON, without bodies or passwords; a background thread writes, repeats are held back."""
+"""
+Logging: events as lines of text or JSON, without message bodies or passwords.
+
+`Limiter` suppresses frequent lines of the same kind. `BackgroundHandler` writes lines in a thread, so that a blocked
+standard error does not delay the worker.
+"""
 
 from __future__ import annotations
 
@@ -30,44 +35,45 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: Ten lines that differ only in ids and figures are written within 10 s; more are held back.
+#: Write at most SAME_LINES lines that differ only in ids and figures within SAME_SECONDS; suppress further lines.
 SAME_LINES = 10
 SAME_SECONDS = 10.0
-#: At 1,000 kinds of line a new window begins, which bounds the memory.
+#: If a window of SAME_SECONDS has this many kinds of lines, it ends early, to limit the memory.
 LINE_KINDS_LIMIT = 1000
-#: A summary of the lines that were held back has at most 100 ids as a field; its text names five.
+#: The field `ids` of a summary of suppressed lines has at most this many ids; the text names only the first ids.
 HELD_IDS = 100
-#: The event of the summary, which is never held back itself.
+#: The value of the field `event` in a summary of suppressed lines. Summaries are never suppressed themselves.
 HELD_BACK = "held_back"
-#: The event of an operator's change on a web page, which is never held back.
+#: The value of the field `event` for an operator's change on a web page. These lines are never suppressed.
 WEB_WRITE = "web_write"
-#: The fields that two events of the same kind share.
+#: Two log lines of events are of the same kind if they have equal values of these fields.
 _KIND = ("event", "queue", "outcome", "error_type", "place", "verb", "part")
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "text", "json")
 
-#: At most 1,000 lines wait while nothing reads standard error; later lines are dropped.
+#: At most this many lines wait if standard error is blocked; further lines are dropped.
 LINES_LIMIT = 1000
-#: A line is usually written before the call that logs it returns: a process may crash next. It waits at most 0.1 s.
+#: A log call waits at most this many seconds until its line is written, because a crash would lose an unwritten line.
 WRITE_SECONDS = 0.1
-#: At its end a process waits at most 1 s for its last lines.
+#: At exit, a process waits at most this many seconds until its last lines are written.
 FLUSH_SECONDS = 1.0
 
 _COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 _PLAIN = "\x1b[0m"
 _LINE = "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
-#: Every record has these attributes; an application has given all others as `extra`.
+#: The attributes of every log record. All other attributes come from the argument `extra` of an application's log call.
 _ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "reliq"})
 
 
 class Background:
     """
-    A daemon thread that calls functions one after another. Each function reports its own errors.
+    A daemon thread that calls functions one after another and ignores their exceptions.
 
-    The collector of garbage and signal handlers may log in the middle of any call here. So no call holds a lock that
-    another call in the same thread would need: `SimpleQueue.put` may be entered again, `Queue.put` may not.
+    The garbage collector or a signal handler may interrupt any method of this class and call `put` again in the same
+    thread. So the methods hold no locks, and they use `SimpleQueue.put`, which is reentrant, unlike `Queue.put`.
 
     Args:
+        name: the name of the thread.
         limit: how many functions may wait; 0 for any number.
     """
 
@@ -77,21 +83,29 @@ class Background:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def put(self, work: Callable[[], object]) -> bool:
-        """Call `work` later; return False, and drop it, when too many functions wait."""
+        """
+        Queue `work` to be called in the thread.
+
+        If too many functions wait, drop it and return False.
+        """
         if self._limit and self._waiting.qsize() >= self._limit:
             return False
         self._waiting.put(work)
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all functions that wait now were called, at most `seconds`; return whether they were."""
+        """
+        Wait until all functions queued so far have been called.
+
+        After `seconds`, return False.
+        """
         called = threading.Lock()
         called.acquire()
         self._waiting.put(called.release)
         return called.acquire(timeout=seconds)
 
     def close(self) -> None:
-        """End the thread when it has called everything that waits."""
+        """Let the thread end after it has called all queued functions; return immediately."""
         self._waiting.put(None)
 
     def _run(self) -> None:
@@ -102,7 +116,7 @@ class Background:
 
 @dataclass(slots=True)
 class _Held:
-    """The lines of a kind that were held back: `like` is the first of them."""
+    """The suppressed lines of one kind; `like` is the text of the first suppressed line."""
 
     level: int
     like: str
@@ -114,9 +128,10 @@ class _Held:
 
 class Limiter(logging.Filter):
     """
-    A filter that writes few lines of the same kind, at INFO and above, in each window of 10 s, and a summary at its end.
+    A logging filter that limits lines of the same kind at INFO and above.
 
-    The first line after a window ends it. Without such a line a timer does.
+    In each window of SAME_SECONDS, SAME_LINES lines of a kind pass. At the end of the window, a summary reports the
+    suppressed lines. A window ends by a timer, or with the first line after SAME_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -128,11 +143,11 @@ class Limiter(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write `record`."""
+        """Return whether to write `record`; count a suppressed record."""
         fields = getattr(record, "reliq", {})
         if record.levelno < logging.INFO or fields.get("event") in (HELD_BACK, WEB_WRITE):
             return True
-        # Events of a kind differ in ids and figures only.
+        # Records of the same kind differ only in ids and figures.
         kind = tuple(map(fields.get, _KIND)) if fields else (record.name, record.levelno, str(record.msg))
         over: list[_Held] = []
         with self._lock:
@@ -150,7 +165,7 @@ class Limiter(logging.Filter):
                 if self._timer is None:
                     timer = threading.Timer(SAME_SECONDS, self.flush)
                     timer.daemon = True
-                    with suppress(RuntimeError):  # the system gives no thread: the next line ends the window
+                    with suppress(RuntimeError):  # without a thread for the timer, a later line ends the window
                         timer.start()
                         self._timer = timer
         _log_held(over)
@@ -174,10 +189,10 @@ class Limiter(logging.Filter):
 
 
 def _log_held(over: list[_Held]) -> None:
-    """Write a summary for each kind, with the ids of the lines that were held back."""
+    """Log a summary for each kind of suppressed lines, with the ids that these lines contained."""
     for held in over:
         ids = f"; ids: {join_first(held.ids, held.messages)}" if held.ids else ""
-        text = f"held back {pluralize(held.count, 'line')} like: {held.like}{ids}"
+        text = f"log: held back {pluralize(held.count, 'line')} like: {held.like}{ids}"
         fields = {"event": HELD_BACK, "queue": held.queue, "count": held.count, "ids": held.ids}
         logger.log(held.level, "%s", text, extra={"reliq": fields})
 
@@ -188,10 +203,13 @@ limiter = Limiter()
 
 def configure_logging(level: str, format: str = "auto") -> bool:
     """
-    Write reliq's lines to standard error unless the application has configured logging; return whether this is so.
+    Write log lines to standard error, unless the application has configured logging.
 
-    The handlers of an application get reliq's records by propagation. The records of an application without handlers
-    are written like reliq's, and none of them is ever held back.
+    If the application has log handlers, they get reliq's records by propagation. If it has none, this function's
+    handler writes the application's records too, in the same format; the application's lines are never suppressed.
+
+    Returns:
+        Whether this function has configured logging; False if the application had already configured it.
     """
     enable_logging()
     atexit.register(limiter.flush)
@@ -210,22 +228,33 @@ def configure_logging(level: str, format: str = "auto") -> bool:
 
 
 def enable_logging() -> None:
-    """Enable reliq's loggers again: `logging.config` disables all that exist, unless it is asked not to."""
+    """
+    Enable reliq's loggers again.
+
+    By default, `logging.config` disables all loggers that exist.
+    """
     for logger in _loggers():
         logger.disabled = False
 
 
 def _loggers() -> list[logging.Logger]:
-    """Return each of reliq's loggers, for filters and `disabled` are not inherited."""
+    """
+    Return all loggers of reliq.
+
+    Filters and `disabled` must be set for each, because loggers do not inherit them.
+    """
     names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("reliq.")]
     return [logging.getLogger("reliq"), *map(logging.getLogger, names)]
 
 
 class BackgroundHandler(logging.Handler):
     """
-    A handler that writes lines to `stream` in a separate thread, so a stream that nothing reads delays no other thread.
+    A log handler that writes lines in a separate thread.
 
-    Lines beyond LINES_LIMIT are dropped, and counted in the next line that can be written.
+    So a blocked stream delays no other thread.
+
+    If more than LINES_LIMIT lines wait, new lines are dropped. When lines can be written again, a line reports the
+    number of dropped lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -237,13 +266,13 @@ class BackgroundHandler(logging.Handler):
         self._is_stuck = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand over a line."""
+        """Pass a line to the writing thread."""
         try:
             line = self.format(record)
         except Exception:
             self.handleError(record)
             return
-        if os.getpid() != self._pid:  # a forked process has only the thread that forked
+        if os.getpid() != self._pid:  # in a forked process the writing thread does not exist
             self._write(line)
         elif not self._writer.put(partial(self._write, line)):
             self._dropped += 1
@@ -251,7 +280,7 @@ class BackgroundHandler(logging.Handler):
             self._is_stuck = not self._writer.wait(WRITE_SECONDS)
 
     def flush(self) -> None:
-        """Wait a moment for the lines that are not written yet."""
+        """Wait at most FLUSH_SECONDS until all lines are written."""
         if os.getpid() == self._pid:
             self._writer.wait(FLUSH_SECONDS)
 
@@ -262,14 +291,18 @@ class BackgroundHandler(logging.Handler):
             text = "%d log lines were dropped: nothing read standard error"
             record = logging.LogRecord("reliq", logging.WARNING, __file__, 0, text, (dropped,), None)
             line = f"{line}\n{self.format(record)}"
-        with suppress(OSError, ValueError):  # the stream is closed, here or at its other end
+        with suppress(OSError, ValueError):  # the stream is closed, by this process or by its reader
             self._stream.write(f"{line}\n")
             self._stream.flush()
         self._is_stuck = False
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as a readable line: local time with the offset from UTC, coloured by level."""
+    """
+    Format a record as a readable line, coloured by level.
+
+    The time is local, with the offset from UTC.
+    """
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__(_LINE)
@@ -278,18 +311,22 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         text = super().format(record)
-        if record.name.partition(".")[0] == "reliq":  # an application's own text stays as it is
+        if record.name.partition(".")[0] == "reliq":  # the text of an application's records is not changed
             text = "\n".join(map(printable, text.split("\n")))
         colour = _COLOURS.get(record.levelno, "") if self._colours else ""
         return f"{colour}{text}{_PLAIN}" if colour else text
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  logging's
-        """Return when `record` was made, in this machine's time zone."""
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802  the signature of logging.Formatter
+        """Return the time of `record` in ISO 8601, in this machine's time zone."""
         return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="milliseconds")
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object on one line: its fields, then the fields of the application's `extra`."""
+    """
+    Format a record as a JSON object on one line.
+
+    The object includes the fields of the application's `extra`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -307,61 +344,68 @@ class JsonFormatter(logging.Formatter):
         extra = {str(name): value for name, value in vars(record).items() if name not in _ORDINARY}
         try:
             return json.dumps(extra | row, default=str)
-        except Exception:  # an object has no text, or contains itself
+        except Exception:  # a value in `extra` raises in `str`, or contains itself
             return json.dumps(row | {"extra_left_out": list(extra)}, default=repr)
 
 
-#: The outcomes of a tick in a log line.
+#: The text in a log line for each outcome of a tick of a periodic job.
 _TICK_OUTCOMES = {
-    "published": "published",
-    "paused": "skipped in its pause",
-    "overlap": "skipped, for its last message is alive",
-    "missed": "missed itself",
+    "published": "was published",
+    "paused": "was skipped, because the job is paused",
+    "overlap": "was skipped, because its last message is still alive",
+    "missed": "was missed",
+}
+#: The text in a log line for the consequence of each handler outcome.
+_CONSEQUENCES = {
+    "ack": "finished",
+    "nack": "retrying",
+    "reject": "now a dead letter",
+    "snooze": "redelivering later",
+    "rate_limited": "waiting for the rate limit",
+    "timeout": "retrying",
 }
 
 
 class LogObserver:
     """
-    An observer that writes a line for each event that matters.
+    An observer that logs a line for each important event.
 
-    Handlers that end well are logged at DEBUG, other results at INFO, dead letters and losses at WARNING. The worker logs
-    a failure itself, because it has the traceback.
+    Handlers that end well are logged at DEBUG, other results at INFO, dead letters and lost leases at WARNING. Failures
+    of handlers are not logged here but by the runner, which has the traceback.
 
     Args:
-        error_text: write the reason of each result; without it only the class and place of an exception.
+        error_text: whether to log the texts of exceptions and reasons, which may contain parts of bodies. If False, log
+            only the class and source line of an exception.
     """
 
     def __init__(self, *, error_text: bool = False) -> None:
         self._error_text = error_text
         self._lock = threading.Lock()
-        self._away: dict[tuple[str, str], float] = {}  # queue and part -> since when
+        #: For each queue and part of the worker that cannot reach Redis: the monotonic time of the failure.
+        self._away: dict[tuple[str, str], float] = {}
 
     kinds = (
         *(events.Handled, events.LeaseLost, events.Reclaimed, events.Expired, events.DeadLettered, events.Inconsistent),
-        *(
-            events.RedisUnavailable,
-            events.RedisRecovered,
-            events.RenewalLate,
-            events.Unconfirmed,
-            events.CountersRegressed,
-        ),
-        *(events.WorkerReady, events.WorkerStopping, events.Ticked, events.ScheduleReplaced, events.Throttled),
+        *(events.RedisUnavailable, events.RedisRecovered, events.RenewalLate, events.Unconfirmed),
+        *(events.CountersRegressed, events.WorkerReady, events.WorkerStopping),
+        *(events.Ticked, events.ScheduleReplaced, events.Throttled),
     )
 
     @property
     def wants_success(self) -> bool:
-        """Whether to log also handlers that ended well."""
+        """Whether to log successful handlers: only at level DEBUG."""
         return logger.isEnabledFor(logging.DEBUG)
 
     def __call__(self, event: Event, /) -> None:
-        """Log `event`, if it matters."""
+        """Log `event` if a line is defined for its class and the log level is high enough."""
         match event:
             case events.Handled(queue, id, attempt, outcome, seconds, error, raised, failed=False):
                 level = logging.DEBUG if outcome in ("ack", "snooze", "rate_limited") else logging.INFO
-                if logger.isEnabledFor(level):  # the text of most deliveries is not needed
+                if logger.isEnabledFor(level):  # build the text only if it is written
                     shown = error if self._error_text else raised
-                    which = "a delivery" if attempt is None else f"attempt {attempt}"
-                    text = f"{queue} {id} {which} answered {outcome} after {seconds:.3f} s"
+                    which = "attempt" if attempt is None else f"attempt {attempt}"
+                    text = f"queue {queue}: message {id}: {which} ended with {outcome} after {seconds:.3f} s"
+                    text += f", {_CONSEQUENCES[outcome]}"
                     text += f": {shown}" if shown else ""
                     _log(level, "handled", event, text, error=shown, error_type=raised.partition(" ")[0])
             case events.RedisUnavailable():
@@ -369,79 +413,107 @@ class LogObserver:
             case events.RedisRecovered():
                 self._redis_back(event)
             case events.WorkerReady(_, queues):
-                enable_logging()  # a lifespan may just have configured logging
-                _log(logging.INFO, "ready", event, f"ready: working on {', '.join(queues)}", queues=queues)
+                enable_logging()  # a lifespan that configures logging may disable reliq's loggers
+                _log(logging.INFO, "ready", event, f"worker: ready; working on {', '.join(queues)}", queues=queues)
             case events.WorkerStopping(_, running, grace):
-                handlers = pluralize(running, "handler") if running else "no handlers"
-                text = f"stopping: {handlers} running" + (f", {grace:.3g} s left" if running else "")
-                _log(logging.INFO, "stopping", event, text)
+                waits = f"waiting up to {grace:.3g} s for {pluralize(running, 'handler')} to finish"
+                _log(logging.INFO, "stopping", event, f"worker: stopping; {waits if running else 'no handler runs'}")
             case events.Throttled(queue, _, keys, seconds):
                 throttled = [f"key {key}" for key in keys if key] + ["the queue"] * ("" in keys)
-                text = f"{queue}: rate limited, for {seconds:g} s: {join_first(throttled)}"
+                text = f"queue {queue}: a handler reported a rate limit; throttled for {seconds:g} s: {join_first(throttled)}"
                 _log(logging.INFO, "throttled", event, text)
             case _ if warning := self._warning(event):
                 _log(logging.WARNING, warning[0], event, warning[1])
 
     @staticmethod
     def _warning(event: Event) -> tuple[str, str] | None:
-        """Return the name and the text of an event that is logged as a warning."""
+        """Return the event name and the text if the event is logged as a warning; else None."""
         match event:
             case events.RenewalLate(_, seconds, cause):
-                why = "Redis answered slowly" if cause == "redis" else "something held this process up"
-                return "renewal_late", f"a renewal came {seconds:.1f} s late: {why}"
+                why = "Redis answered slowly" if cause == "redis" else "this process was delayed"
+                lost = "messages whose leases expired meanwhile are redelivered"
+                return "renewal_late", f"worker: leases were renewed {seconds:.1f} s late, because {why}; {lost}"
             case events.LeaseLost(queue, ids, verb):
-                return "lost", f"{queue}: {verb} came too late, the lease had expired: {join_first(ids)}"
-            case events.Unconfirmed(queue, ids, why):
-                return "unconfirmed", f"{queue}: published, but not as durable as asked for: {why}: {join_first(ids)}"
-            case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
-                parts = [f"leases ended without a result, redelivering: {join_first(overdue)}"] if overdue else []
-                parts += [f"no retry left: {join_first(buried)}"] if buried else []
-                return "reclaimed", f"{queue}: {'; '.join(parts)}"
-            case events.Expired(queue, ids):
-                return "expired", f"{queue}: expired before they could start: {join_first(ids)}"
-            case events.DeadLettered(queue, ids):
-                return "dead", f"{queue}: dead letters, see `{shell_command('dead list', queue)}`: {join_first(ids)}"
-            case events.Inconsistent(queue, ids):
-                return "inconsistent", f"{queue}: retry count missing or no number, taken as 0: {join_first(ids)}"
-            case events.CountersRegressed(queue, before, after):
-                why = "a spoilt total, see `reliq check`" if after < 0 else "Redis was reset or rewound"
-                return (
-                    "went_back",
-                    f"{queue}: {why}: the queue counted {pluralize(before, 'claim')} and now counts {after}",
+                return "lost", (
+                    f"queue {queue}: {verb} refused, because the leases had expired; these messages may run again: "
+                    f"{join_first(ids)}"
                 )
+            case events.Unconfirmed(queue, ids, why):
+                return "unconfirmed", (
+                    f"queue {queue}: published without the requested durability, so a crash of Redis may lose these "
+                    f"messages: {why}: {join_first(ids)}"
+                )
+            case events.Reclaimed(queue, overdue, _, buried) if overdue or buried:
+                parts = [f"leases expired without a result; redelivering: {join_first(overdue)}"] if overdue else []
+                parts += [f"no retry is left, so these become dead letters: {join_first(buried)}"] if buried else []
+                return "reclaimed", f"queue {queue}: {'; '.join(parts)}"
+            case events.Expired(queue, ids):
+                return (
+                    "expired",
+                    f"queue {queue}: messages expired before they started, and will not run: {join_first(ids)}",
+                )
+            case events.DeadLettered(queue, ids):
+                see = shell_command("list", queue, options=["--state", "dead"])
+                return "dead", f"queue {queue}: messages became dead letters; see `{see}`: {join_first(ids)}"
+            case events.Inconsistent(queue, ids):
+                return "inconsistent", (
+                    f"queue {queue}: the retry count is missing or not a number, so these messages get no retry: "
+                    f"{join_first(ids)}"
+                )
+            case events.CountersRegressed(queue, before, after):
+                why = "a total is damaged" if after < 0 else "Redis was reset or rewound"
+                see = f"see `{shell_command('check', queue)}`"
+                claims = f"{pluralize(before, 'claim')} before, {after} now"
+                return "went_back", f"queue {queue}: {why} ({claims}), so messages may be missing; {see}"
             case events.Ticked(queue, entry, at, outcome, missed) if missed or outcome != "published":
-                past = f"{_TICK_OUTCOMES[outcome]}; {pluralize(missed, 'was', 'were')} missed"
-                return "ticked", f"{queue}: the tick {at} of the periodic entry {entry} was {past}"
+                past = f"the tick at {datetime.fromtimestamp(at, UTC):%F %T} UTC {_TICK_OUTCOMES[outcome]}; missed in all: {pluralize(missed, 'tick')}"
+                return "ticked", f"queue {queue}: periodic job {entry}: {past}"
             case events.ScheduleReplaced(queue, entry):
-                why = "a newer process has another schedule for it"
-                return "superseded", f"{queue}: this process no longer publishes the periodic entry {entry}: {why}"
+                why = "a newer process has another schedule, so this process no longer publishes the job"
+                return "superseded", f"queue {queue}: periodic job {entry}: {why}"
         return None
 
     def _redis_away(self, event: events.RedisUnavailable) -> None:
-        """Log once that Redis, or the server of a queue, is away, however many parts report it."""
+        """
+        Log once that Redis, or the server of a queue, is unavailable.
+
+        If several parts of the worker report the same outage, log only the first report.
+        """
         with self._lock:
             is_first = not any(queue == event.queue for queue, _ in self._away)
             self._away.setdefault((event.queue, event.part), time.monotonic())
         if is_first:
-            subject = f"{event.queue}: its server" if event.queue else "Redis"
             state = f"refuses: {event.refusal}" if event.refusal else "is away" + ", others go on" * bool(event.queue)
-            text = f"{subject} {state}, trying again until it is back ({event.error})"
+            text = f"{_redis_of(event.queue)} {state}; retrying until it is back ({event.error})"
             _log(logging.WARNING, "redis_away", event, text)
 
     def _redis_back(self, event: events.RedisRecovered) -> None:
-        """Log once that it is back: the last part has reached it, and no other server of a queue is away."""
+        """
+        Log once that Redis, or the server of a queue, is available again.
+
+        If several parts of the worker lost the connection, log only when the last part has reached Redis again. After
+        an outage of all servers, log only when all servers are available.
+        """
         with self._lock:
             since = min((at for (queue, _), at in self._away.items() if queue == event.queue), default=0.0)
             is_known = self._away.pop((event.queue, event.part), None) is not None
             is_last = is_known and not any(not event.queue or queue == event.queue for queue, _ in self._away)
         if is_last:
             seconds = time.monotonic() - since
-            text = f"{event.queue}: its server" if event.queue else "Redis"
-            _log(logging.INFO, "redis_back", event, f"{text} is back after {seconds:.1f} s", seconds=round(seconds, 3))
+            text = f"{_redis_of(event.queue)} is back after {seconds:.1f} s; working again"
+            _log(logging.INFO, "redis_back", event, text, seconds=round(seconds, 3))
+
+
+def _redis_of(queue: str) -> str:
+    return f"queue {queue}: its Redis" if queue else "Redis"
 
 
 def _log(level: int, name: str, event: Event, text: str, **changed: Any) -> None:
-    """Write a line with the fields of an event. Long fields are cut, and `count` is the number of all ids."""
+    """
+    Log a line with the fields of an event.
+
+    Lists of ids are cut to IDS_SHOWN ids; the field `count` contains the number of all ids.
+    """
     fields: dict[str, Any] = {"event": name}
     for field_name, value in msgspec.structs.asdict(event).items():
         fields[field_name] = value[:IDS_SHOWN] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""The Lua scripts of the queue: one file for each transition, loaded once and checked against its own header."""
+"""The Lua scripts of the queue, one file for each transition. The loader reads the declarations in a file's header."""
 
 import hashlib
 import re
@@ -10,11 +10,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-#: A command and the name of its key, empty for a command without a key.
+#: A Redis command of a script, and the name of the command's key; the name is empty for a command without a key.
 Use = tuple[str, str]
 
 _HEADER = re.compile(
-    r"-- (?P<name>\w+): (?P<move>[^\n]+)\n--\n"
+    r"-- (?P<name>\w+): (?P<summary>[^\n]+)\n--\n"
     r"-- KEYS  (?P<keys>[^\n|]*?)(?: \| (?P<tail_keys>[^\n]+))?\n"
     r"-- ARGV  (?P<args>[^\n|]+?)(?: \| (?P<tail_args>[^\n]+))?\n"
     r"-- Runs  (?P<runs>[^\n]+(?:\n--       [^\n]+)*)\n"
@@ -25,10 +25,10 @@ _HEADER = re.compile(
 _FUNCTION = re.compile(r"^(local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)\n)", re.MULTILINE)
 _NAME = re.compile(r"'[^'\n]*'|\b[A-Za-z_]\w*\b")
 
-# For each type, a command that reads a key. The loader runs it before a script writes anything, unless the header marks
-# the key with `?`; then the script reads the key itself if it needs it. `totals`, `ends` and `history` are missing,
-# because a failure to count or record an end must not stop a transition. `watch` is missing, because it is always
-# overwritten.
+# For each Redis key, a command that fails if the key has the wrong type. Each script begins with these commands for its
+# keys, so a wrong type stops the script before it writes anything. If the script's header marks a key with `?`, the
+# script checks that key later, when it needs it. `totals`, `ends` and `history` are not checked: if they have a wrong
+# type, messages must still move. `watch` is not checked, because it is always overwritten.
 _READ = {
     "lane": "STRLEN",
     "pending": "ZCARD",
@@ -42,6 +42,8 @@ _READ = {
     "errors": "HLEN",
     "dead": "XLEN",
     "cron": "HLEN",
+    "plans": "HLEN",
+    "plans_due": "ZCARD",
     "limits": "HLEN",
     "ring": "ZCARD",
     "held": "ZCARD",
@@ -49,35 +51,39 @@ _READ = {
     "rates": "ZCARD",
     "leaving": "HLEN",
     "arrived": "HLEN",
+    "shared": "HLEN",
 }
 
-#: A script with one of these keys gets the functions of keyed/prelude.lua.
+#: Redis keys that only queues with message keys or limits have. A script that uses any of them gets the functions of
+#: keyed/prelude.lua.
 _KEYED = frozenset({"limits", "ring", "held", "asleep", "rates", "line"})
 
-#: The format in which a header names the commands for a key.
+#: The form in which a script's header lists the commands for a Redis key, such as `ready:LLEN,LPUSH`.
 _RUNS = re.compile(r"(\w+):([A-Z]+(?:,[A-Z]+)*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """
-    One transition as Redis runs it.
+    A Lua script, with the declarations of its header.
 
     Attributes:
         name: the name of the file and of the function in `transitions`.
-        keys: names of the leading KEYS, as attributes of `Keys`.
+        summary: the first line of the header.
+        keys: names of the first KEYS, which are attributes of `Keys`.
         tail_keys: names of the KEYS that are repeated for each message.
-        args: names of the leading ARGV.
-        tail_args: names of the ARGV that are repeated for each message; the last name, `key`, only if `keyed` is 1.
-        uses: every command that it may run, each with the name of its key, empty for a command without a key.
+        args: names of the first ARGV.
+        tail_args: names of the ARGV that are repeated for each message. In a script with the argument `keyed`, calls
+            leave out the last name, `key`, unless `keyed` is 1.
+        uses: every command that the script may run, with the name of the command's key.
         text: the script for EVAL.
         sha: the digest for EVALSHA.
-        keyed_keys: the last of its `keys`, which are needed only in a queue with keys.
-        lead: returns the leading KEYS from a queue's `Keys`; a call's lane comes before them.
+        keyed_keys: the names at the end of `keys` that only queues with message keys need.
+        lead: a function that returns the first KEYS from a queue's `Keys`, except the key of the call sequence.
     """
 
     name: str
-    move: str
+    summary: str
     keys: tuple[str, ...]
     tail_keys: tuple[str, ...]
     args: tuple[str, ...]
@@ -123,13 +129,13 @@ def script(name: str, package: str = __name__) -> Script:
     text = _locals(keys, args, tail_args) + _prelude("prelude.lua")[0] + work
     sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
     lead = _lead_of(keys)
-    return Script(name, header["move"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys, lead)
+    return Script(name, header["summary"], keys, tail_keys, args, tail_args, uses, text, sha, keyed_keys, lead)
 
 
 def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
     if not names:
         return lambda _keys: ()
-    starts = {"line": "line_start", "msg": "msg_start"}
+    starts = {"line": "line_start", "msg": "msg_start", "result": "result_start"}
     get: Any = attrgetter(*(starts.get(name, name) for name in names if name != "lane"))
     return get if len(names) > 1 else lambda keys: (get(keys),)
 
@@ -152,7 +158,7 @@ def _uses(runs: str, keys: tuple[str, ...]) -> frozenset[Use]:
 
 
 def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, ...]) -> str:
-    """Return the lines that define the header's names for KEYS and ARGV."""
+    """Return the Lua lines that define a local variable for each name of KEYS and ARGV in the header."""
     lines = [f"local {key} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
     lines += [f"local {arg} = ARGV[{index}]" for index, arg in enumerate(args, 1)]
     lines += [f"local {arg.upper()} = {index}" for index, arg in enumerate(tail_args, 1)]
@@ -163,12 +169,16 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
 
 
 def _type_checks(keys: tuple[str, ...]) -> str:
-    """Return the lines that fail with the key's name for a key of the wrong type, before anything is written."""
+    """Return Lua lines that check the type of each key; the error for a wrong type names the key."""
     return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
 
 
 def _branch(keys: tuple[str, ...], source: str, *, with_keys: bool) -> str:
-    """Return a branch of a script with only the prelude functions that it needs: each call defines them again."""
+    """
+    Return a branch of a script, with the prelude functions that it needs.
+
+    Other prelude functions are left out, because each call of the script defines all its functions again.
+    """
     work = _type_checks(keys) + _without_comments(source)
     opening, functions = "", _prelude("prelude.lua")[1]
     if with_keys:
@@ -179,13 +189,13 @@ def _branch(keys: tuple[str, ...], source: str, *, with_keys: bool) -> str:
 
 
 def _prelude(path: str) -> tuple[str, dict[str, str]]:
-    """Return the opening lines of a prelude, and its functions by name."""
+    """Return the text before the first function of a prelude file, and the functions by name."""
     pieces = _FUNCTION.split(_without_comments(files(__name__).joinpath(path).read_text("utf-8")))
     return pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
 
 
 def _in_order(functions: dict[str, str]) -> dict[str, str]:
-    """Return functions in an order in which each function comes after those that it calls."""
+    """Sort functions, so that each function comes after the functions that it calls."""
     ordered: dict[str, str] = {}
 
     def place(name: str) -> None:

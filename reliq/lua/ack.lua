@@ -1,26 +1,45 @@
--- ack: unack -> gone
+-- ack: end messages in unack, as acked or as expired
 --
--- KEYS  unack retries_left lease errors totals ends history windows | msg dedup
--- ARGV  clock kind history_max keyed | id nonce window took_ms key
--- Runs  unack:ZMSCORE,ZREM retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD history:XADD
---       windows:HDEL,HMGET msg:UNLINK dedup:SET
+-- KEYS  unack retries_left lease errors totals ends history windows result | msg dedup
+-- ARGV  clock kind history_max results keyed | id nonce window took_ms key
+-- Runs  unack:ZMSCORE,ZREM retries_left:HDEL lease:HDEL,HMGET errors:HDEL,HMGET totals:HINCRBY ends:XADD,XREVRANGE
+--       history:XADD windows:HDEL,HMGET msg:UNLINK dedup:SET result:SET
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZREM,ZSCORE
---       rates:ZADD,ZSCORE wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS
--- Returns  the ids with an invalid receipt
+--       rates:ZADD,ZREM,ZSCORE wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS retries_left:HGET
+-- Returns  the ids with an invalid receipt.
 -- Nothing to do: an invalid receipt changes nothing.
 --
--- `kind` is `acked`, or `expired` for messages without a body at the claim (cancelled messages then end as
--- `cancelled`). The call has dedup keys if an id may be a chosen id. Such an id stays blocked for the time given by its
--- publish, else for `window` ms. Of the acked messages, the last `history_max` are kept with their run time `took_ms`.
--- For an expired message `took_ms` is the token of its claim. It never started, so a queue with keys returns its start
--- to the rates.
+-- `kind` is `acked`, or `expired` for messages whose body was missing at the claim. With `expired`, cancelled messages
+-- end as `cancelled`. Redis keeps the last `history_max` acked messages in `history`, with their run time `took_ms`.
+--
+-- If an id may be a chosen id, the call has dedup keys. A chosen id then stays blocked after its end for the time that
+-- its publish set, or else for `window` ms.
+--
+-- An expired message never started, so the script refunds its start to the queue's token buckets. For the refund,
+-- `took_ms` of the message is the fencing token of the claim, which is the time of the claim.
+--
+-- `results` is empty, or a MessagePack list: for how many ms Redis keeps the results, then the result record of each
+-- message. Before each record, the script writes the id of the newest entry in the stream `ends`. If the message id has
+-- a later entry there, `status` ignores the result.
 
 local ids, held, stopped, lost, _, receipt_of = receipts(kind == 'acked')
 local done, bodies, spans, took = {}, {}, {}, {}
 -- keyed: note_keys(receipt_of)
 for j, i in ipairs(held) do done[j], bodies[j], spans[j], took[j] = ids[i], body(i), arg(i, WINDOW), arg(i, TOOK_MS) end
 
+-- Write the results first. At `maxmemory` Redis then refuses the results, but still ends the messages, because it
+-- checks the memory only until a script's first successful write.
+local refused = 0
+if results ~= '' then
+  local records, last = cmsgpack.unpack(results), redis.pcall('XREVRANGE', ends, '+', '-', 'COUNT', 1)[1]
+  for j, i in ipairs(held) do
+    local record = (last and last[1] or '0-0') .. ' ' .. records[i + 1]
+    if redis.pcall('SET', result .. done[j], record, 'PX', records[1]).err then refused = refused + 1 end
+  end
+end
+
 begin(unack)
+-- keyed: correct_costs(receipt_of)
 take(done, held, spans)
 run('ZREM', unack, done)
 if kind == 'expired' then
@@ -34,4 +53,5 @@ end
 if #bodies > 0 then redis.call('UNLINK', unpack(bodies)) end
 -- keyed: free_places(done) free_places(stopped)
 -- keyed: if kind == 'expired' then give_back(done, stopped) end
+add('results_dropped', refused)
 return lost

@@ -1,14 +1,16 @@
--- arrive: a departure of another shard -> pending, ready, retry, unack or dead
+-- arrive: add a batch of messages from another shard
 --
 -- KEYS  pending ready retry unack retries_left lease errors garbage dead totals wake watch windows arrived | msg
 -- ARGV  clock from number | id record
 -- Runs  pending:ZADD,ZRANGE ready:LPUSH retry:LPUSH unack:ZADD,ZRANGE retries_left:HEXISTS,HSET lease:HDEL,HSET
 --       errors:HSET garbage:SISMEMBER dead:XADD totals:HINCRBY wake:LLEN,LPUSH watch:DEL windows:HSET
 --       arrived:HGET,HSET msg:SET
--- Returns  `arrived` or `alive` for each message; `late` for each if the departure was over before
--- Nothing to do: a repeated departure gets its first answer.
+-- Returns  `arrived` for each added message; `alive` for a message whose id this shard already has; `late` for all
+--          messages if a later batch from the same shard has arrived.
+-- Nothing to do: a repeated batch gets its first answer.
 --
--- `from` is the shard that the messages leave. `alive` means that a message with this id is already in this shard.
+-- `from` is the shard that the messages leave, `number` is the number of its batch, and `record` has all data of a
+-- message.
 
 local last, told = (redis.call('HGET', arrived, from) or ''):match('^(%d+) (%a*)$')
 local is_late, answers, code = last and tonumber(last) > tonumber(number), {}, ''
@@ -49,7 +51,8 @@ put(pending, dues.pending, places.pending)
 put(unack, dues.unack, places.unack)
 line_up(places.ready)
 redeliver(places.retry)
--- If the script is interrupted before this write, the whole call is repeated. Afterwards it need not be repeated.
+-- Store the answer for a repeated call. If the script is interrupted before this write, a repeated call adds the
+-- messages again.
 redis.call('HSET', arrived, from, number .. ' ' .. code)
 run('HSET', retries_left, lefts)
 add('arrived', #fresh)

@@ -1,13 +1,14 @@
--- ask: no move; whether the new home shard of chosen ids may publish them, asked at their old home shard
+-- ask: ask the shard that had chosen ids before a resize whether their new shard may publish them
 --
 -- KEYS  epoch unack? retries_left? lease? garbage? | dedup
 -- ARGV  clock known closing replace | id
 -- Runs  epoch:GET,SET unack:ZSCORE retries_left:HEXISTS lease:HGET garbage:SISMEMBER dedup:GET
--- Returns  `free`, `duplicate` or `tombstoned` for each id; `stale` for each if the shard has a later epoch
--- Nothing to do: a call without ids only raises the fence.
+-- Returns  `free`, `duplicate` or `tombstoned` for each id; `stale` for all ids if this shard has a newer shard map.
+-- Nothing to do: a call without ids only stores the version of the shard map.
 --
--- The answer raises the fence: publishers with an earlier map cannot publish chosen ids here any more, so free ids stay
--- free. With `closing` the shard accepts no messages until a later epoch.
+-- The asked shard stores `known`, the version of the caller's shard map. From then on it refuses chosen ids from
+-- publishers with an older map, so a free id stays free. With `closing`, it refuses all messages until a call has a
+-- newer map.
 
 local answers, text = {}, read('GET', epoch) or ''
 local least, mine = epoch_of(text), epoch_of(known)

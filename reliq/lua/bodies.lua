@@ -1,13 +1,13 @@
--- bodies: no move; the values of messages, or the sizes of large values
+-- bodies: read the values of messages, or only the sizes of large values
 --
 -- KEYS   | msg
 -- ARGV  clock most inline
 -- Runs  msg:GETRANGE,MGET,STRLEN
--- Returns  the values; if their total size is more than `inline` bytes, their sizes instead; for a value of more than
---          `most` bytes its size and its first 16 KiB
+-- Returns  the values. If they have more than `inline` bytes in total, only the size of each value; for a value of more
+--          than `most` bytes, its size and its first 16 KiB.
 -- Nothing to do: a message without a value gets nil or the size 0.
 --
--- Only small values pass through Lua: copying is expensive, but it saves a round trip.
+-- Copying a value through Lua is slow, but saves a round trip. So the script returns only small values.
 
 local sizes, total = {}, 0
 for i = 1, ITEMS do

@@ -1,21 +1,28 @@
--- cancel: pending -> gone, a nacked message -> gone; in a list or in flight it is marked and ends later
+-- cancel: cancel messages, or purge them
 --
 -- KEYS  pending ready retry unack retries_left lease errors totals ends windows wake limits ring held asleep rates line | msg dedup
--- ARGV  clock bare tombstone_ms | id
+-- ARGV  clock bare tombstone_ms kind | id
 -- Runs  pending:ZREM,ZSCORE ready:EXISTS,LPOS,LREM retry:EXISTS,LPOS,LREM unack:ZREM,ZSCORE retries_left:HDEL,HGET
 --       lease:HDEL,HGET,HSET errors:HDEL,HMGET totals:HINCRBY ends:XADD windows:HDEL msg:DEL dedup:GET,PTTL,SET
 --       wake:LLEN,LPUSH limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
---       rates:ZSCORE line:EXISTS
--- Returns  `cancelled`, `running` or `not_found` for each id
--- Nothing to do: `not_found`; a requested tombstone is still written, for a publish that is on its way.
+--       rates:ZREM,ZSCORE line:EXISTS
+-- Returns  `cancelled`, `running` or `not_found` for each id.
+-- Nothing to do: returns `not_found`. A requested tombstone is still written, because a publish of the id may be on its
+--          way.
 --
--- With `tombstone_ms` the ids are blocked for that time. Without it they are free immediately, and the marker `freed`
--- identifies a repeated cancel. The id of a bare body is removed from its list if it is among the 100,000 ids at either
--- end, because an id without a body would block a Go consumer's slot forever.
+-- Messages in pending or in backoff end now. Messages in ready, in retry or in flight are marked and end later: at the
+-- next claim, or with their handler call. `kind` is how waiting messages end: `cancelled` or `purged`. Running messages
+-- always end as cancelled.
+--
+-- With `tombstone_ms`, publishes of the ids are refused for that time. Without it, the ids are free immediately, and
+-- the script writes the marker `freed`, so that a repeated cancel gets the answer `cancelled` again.
+--
+-- In a queue with bare bodies, the script also removes an id from its list, if it is near either end of the list: an id
+-- without a body would block a Go consumer's slot forever.
 
 local answers, gone, words, marks, bodies, listed = {}, {}, {}, {}, {}, {}
 
--- Find the id of a bare body in a list, from both ends.
+-- In a queue with bare bodies, return whether an id is near either end of a list, and note it for removal.
 local function is_in(list, id)
   local reach = math.ceil(100000 / ITEMS)
   local last = bare ~= '' and redis.call('LPOS', list, id, 'RANK', -1, 'MAXLEN', reach)
@@ -36,12 +43,15 @@ for i = 1, ITEMS do
     bodies[#bodies + 1] = body(i)
     if planned or (leased and not runs) or (not leased and (is_in(ready, id) or is_in(retry, id))) then
       gone[#gone + 1] = id
+    elseif heir(word) then
+      -- Cancel the running message, and drop its successor, which has not started.
+      pair(words, id, word:match('^[^+]*') .. '!')
     elseif not cancelled(word) then
-      pair(words, id, runs and (word or '') .. '!' or '!')
+      pair(words, id, runs and (word or '') .. '!' or kind == 'purged' and 'purged!' or '!')
     end
   end
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
-  -- A marker that lasts longer is kept, because it blocks the id longer.
+  -- Replace a dedup marker that ends earlier, or that does not report the cancel.
   if tombstone_ms ~= '' then
     local is_longer = redis.call('PTTL', mark(i)) < tonumber(tombstone_ms)
     if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then pair(marks, mark(i), mark_of) end
@@ -58,8 +68,9 @@ run('HSET', lease, words)
 run('ZREM', pending, gone)
 run('ZREM', unack, gone)
 for _, one in ipairs(listed) do redis.call('LREM', unpack(one)) end
-finish('cancelled', gone)
+finish(kind, gone)
 if #gone > 0 then redis.pcall('HDEL', windows, unpack(gone)) end
 if #bodies > 0 then redis.call('DEL', unpack(bodies)) end
 free_places(gone)
+if #words > 0 then price_head() end
 return answers

@@ -1,4 +1,4 @@
--- claim: ready -> unack, retry -> unack
+-- claim: lease the oldest messages of ready and retry
 --
 -- KEYS  lane? ready? retry? unack pending retries_left? lease? errors? totals ends wake watch paused token?
 -- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher keyed_limit spread
@@ -8,27 +8,34 @@
 -- Keyed  ready:EXISTS retry:EXISTS limits:HGET,HMGET ring:EXISTS,ZADD,ZCARD,ZRANGE,ZREM,ZSCORE
 --       held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE
 --       line:EXISTS,LPUSH,LRANGE,LTRIM
--- Returns  ms until pending and until unack are due (-1: none, -2: another process watches), how many ids
---          (and keys) are left, the token of the claim (0 without ids), the key of each claimed message (nil in a
---          queue without keys), then id, retries left and deaths in a row for each claimed message
--- Nothing to do: no ids. A repeated number gets its ids that still have its nonce, with a new deadline.
+-- Returns  ms until the next message of pending is due, ms until the next deadline of unack (-1: none; -2: another
+--          process waits for it), how many ids and keys are left to claim, the fencing token of the claim (0 without
+--          messages), the key of each claimed message (nil in a queue without keys), then id, retries left and deaths
+--          in a row of each claimed message.
+-- Nothing to do: returns no messages. A repeated call gets the messages that its first try claimed and still has
+--          leased, with a new deadline.
 --
--- `first` is the list to begin with. At most `direct` of the messages may be suspects or messages without retries left,
--- which must not be prefetched. Suspects run with few others: of the `slots` of a process, half for a suspect with one
--- death, a quarter for two deaths. With more deaths, or at its last delivery, a suspect runs with no other suspect. The
--- process already has `suspects` suspects; `narrowest` is the lowest of their limits. Skipped suspects go to the far
--- end.
+-- `first` is the list to claim from first. A suspect is a message whose last delivery ended with an expired lease (a
+-- death): it may have killed its process. Suspects and messages without retries left must not be prefetched, so the
+-- script claims at most `direct` of them.
 --
--- In a queue with keys, ready, retry and the key queues take turns, ready and retry together as one list, beginning
--- with `first`. A key queue stops at a message that must wait. At most `spread` keys get a turn, and at most
--- `keyed_limit` messages start, within the limits. The times at which the limits allow more starts count as due times
--- of pending. The process that makes such a time earlier becomes the watcher.
+-- Few suspects run together in a process. After one death, suspects may use half of the `slots`; after two deaths, a
+-- quarter. After more deaths, or at its last delivery, a suspect runs without other suspects. The process already has
+-- `suspects` suspects, and `narrowest` is the lowest of their limits. Suspects that must wait move to the tail of their
+-- list.
+--
+-- In a queue with keys, the key queues take turns with ready and retry, which count as one list. If the first message
+-- of a key must wait, all messages of the key wait. The script claims from at most `spread` keys, and at most
+-- `keyed_limit` messages, within the queue's limits. Each claimed message pays its cost; a message that cannot pay ends
+-- the claim. If the limits allow a start before the next message of pending is due, the answer has the time until that
+-- start instead. If this start is earlier than the watcher expects, this process becomes the watcher.
 
 limit, direct = tonumber(limit), tonumber(direct)
 -- keyed: limit, spread = tonumber(keyed_limit), tonumber(spread)
--- `taken` is the answer, which is also stored: the token, the keys, then three values for each claimed message.
+-- `taken` is the part of the answer that Redis stores for a repeated call: the token, the keys, then three values for
+-- each claimed message.
 local claimed, taken, deadlines, words, deadline = {}, { 0, false }, {}, {}, score(now_up + lease_ms)
-local dropped, moved, dues, misplaced = {}, {}, {}, {}
+local dropped, marks, moved, dues, misplaced = {}, {}, {}, {}, {}
 local lengths = { [ready] = read('LLEN', ready), [retry] = read('LLEN', retry) }
 -- keyed: local keys, places = {}, {}
 -- keyed: taken[2] = keys
@@ -42,22 +49,24 @@ local function keep(id, left, died, key)
   -- keyed: pair(places, 0, place(key, id))
 end
 
--- Decide on a message before anything is written, and return whether it starts.
+-- Decide whether a message is claimed, dropped or moved, and return whether it is claimed. The writes follow later.
 local function meet(row, id, word, text)
   local left, died, due, key = count(text), 0, nil, nil
   if word then died, due = deaths(word), word:match('^@(%d+)') end
   -- keyed: key = text and key_in(text) or row.key
   local is_direct = died > 0 or left == 0
   if cancelled(word) then
-    dropped[#dropped + 1] = read('HLEN', errors) and id
+    dropped[#dropped + 1], marks[id] = read('HLEN', errors) and id, word
   elseif due then
     moved[#moved + 1], dues[#dues + 1] = id, due
   -- keyed: elseif key ~= row.key then
     -- keyed: misplaced[#misplaced + 1], key_of[id] = id, key
   elseif is_direct and (direct == 0 or not may_run(died, left)) then
-    -- A message with a key must wait in its key queue.
+    -- A message with a key stays at the head of its key queue, so its key waits. Other messages move to the tail.
     -- keyed: row.stops = key ~= ''
     if not row.stops then row.back[#row.back + 1] = id end
+  -- keyed: elseif purse() and not purse_read.pay(cost_in(text)) then
+    -- keyed: row.stops = true
   else
     direct = direct - (is_direct and 1 or 0)
     keep(id, left, died, key)
@@ -75,7 +84,8 @@ for i = 3, #before, 3 do
     keep(id, count(read('HGET', retries_left, id)), died, before[2] and before[2][i / 3] or '')
   end
 end
-local rows = serve(lengths, (again or redis.call('EXISTS', paused) == 1) and 0 or limit, meet)
+local is_paused = not again and redis.call('EXISTS', paused) == 1
+local rows = serve(lengths, (again or is_paused) and 0 or limit, meet)
 
 begin(unack)
 taken[1] = again and before[1] or #claimed > 0 and new_token() or 0
@@ -84,23 +94,26 @@ if known then redis.call('DEL', lane) end
 -- keyed: run('ZADD', held, places)
 run('ZADD', unack, deadlines)
 run('HSET', lease, words)
--- A claim without messages leaves no lane.
+-- If no message was claimed, store the answer only to replace an earlier answer of this call sequence (lane).
 if #claimed > 0 or known then remember(#claimed > 0 and cmsgpack.pack(taken) or '', lease_ms) end
 put(pending, dues, moved)
 -- keyed: line_up(misplaced)
 leave_rows(rows, misplaced)
 -- keyed: free_places(misplaced)
 run('HDEL', lease, moved)
-if #dropped > 0 then finish('cancelled', dropped) end
+by_end(dropped, marks, finish)
 
 local behind = lengths[ready] + lengths[retry]
 for _, row in ipairs(rows) do behind = behind - row.at + #row.back end
 -- keyed: behind = waiting_now()
+-- A claim with limit 0 only counts the backlog. A paused queue then counts as empty, so that no process books starts of
+-- a shared limit for it.
+if is_paused and limit == 0 then behind = 0 end
 -- keyed: if is_sooner then redis.call('DEL', watch) end
 local promote_in, reclaim_in = watch_for_due()
 -- keyed: promote_in = until_more(promote_in)
 if behind > 0 and #claimed + #dropped + #moved + #misplaced > 0 then push_token() end
--- Several tokens would only wake several processes without work.
+-- Keep only one wake-up, because more wake-ups would wake processes that find no messages.
 if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end
 if not again then add('claimed', #claimed) end
 -- keyed: if is_limited and limit > 0 and not again then add('limited', 1) end

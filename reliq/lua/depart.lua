@@ -1,17 +1,19 @@
--- depart: pending, ready, retry, unack or dead -> leaving, on the way to another shard
+-- depart: set aside a batch of messages or dead letters that moves to another shard
 --
 -- KEYS  pending ready retry unack retries_left lease errors garbage dead totals ends windows leaving | msg
 -- ARGV  clock state | id
 -- Runs  pending:ZREM,ZSCORE ready:LRANGE,LTRIM retry:LRANGE,LTRIM unack:ZADD,ZREM,ZSCORE retries_left:HDEL,HGET
 --       lease:HDEL,HGET,HSET errors:HDEL,HGET,HMGET garbage:SADD dead:XDEL,XRANGE totals:HINCRBY ends:XADD
 --       windows:HGET leaving:HGETALL,HSET msg:GET,PTTL
--- Returns  pairs: an empty text with the number and the state of the departure, then name and record of each message or
---          letter; a message's name is its id, a letter's name is the letter id, a space and the message id
--- Nothing to do: while a departure is not over, that departure is returned for every call.
+-- Returns  pairs of name and record. In the first pair, the name is empty, and the record is the number of the batch
+--          and the state. Then the name and all data of each message or dead letter: a message's name is its id; a dead
+--          letter's name is the letter id, a space and the message id.
+-- Nothing to do: until `leave` has removed a batch, every call returns this batch again.
 --
--- Leaving messages are in unack with a distant deadline and without a worker, until `leave` removes them. From a list
--- only its oldest ids leave, in order. For `dead` the ids are letter ids. A message without a body goes to garbage and
--- ends as expired; a cancelled message ends here. One call moves 8 MiB of bodies, or one larger body.
+-- Until `leave` removes them, the messages of a batch are in unack, with a distant deadline and without a worker. From
+-- a list, only the oldest messages can be set aside, in order. If `state` is `dead`, the ids are ids of dead letters. A
+-- message without a body moves to garbage and ends as expired. A cancelled message ends immediately. A batch ends after
+-- more than 8 MiB of bodies.
 
 local under_way = redis.call('HGETALL', leaving)
 if #under_way > 2 then return under_way end
@@ -21,7 +23,8 @@ local number, span = string.format('%.0f', math.max(last + 1, us)), 900000000000
 local word, far = 'shards.' .. number .. string.format(':%.0f', span), score(now_up + span)
 local list = ({ ready = ready, retry = retry })[state]
 local oldest = list and ITEMS > 0 and redis.call('LRANGE', list, -ITEMS, -1) or {}
-local all, words, deadlines, gone, empty, dropped, met, bytes = { '', number .. ' ' .. state }, {}, {}, {}, {}, {}, 0, 0
+local all, words, deadlines, gone, empty, dropped, marks = { '', number .. ' ' .. state }, {}, {}, {}, {}, {}, {}
+local met, bytes = 0, 0
 
 local function place_of(id, known)
   if list then return oldest[#oldest - met] == id and '' end
@@ -43,7 +46,7 @@ local function message(i, id)
   local at, value = place_of(id, known), redis.pcall('GET', body(i))
   if not at then return end
   met = met + 1
-  if cancelled(known) then dropped[#dropped + 1] = id return end
+  if cancelled(known) then dropped[#dropped + 1], marks[id] = id, known return end
   if type(value) ~= 'string' then empty[#empty + 1] = id return end
   local left, ttl = redis.call('HGET', retries_left, id) or '', redis.call('PTTL', body(i))
   local expiry = ttl < 0 and '' or string.format('%.0f', now_up + ttl)
@@ -70,5 +73,5 @@ run('ZREM', unack, empty)
 run('ZREM', unack, dropped)
 run('HDEL', retries_left, empty)
 run('HDEL', lease, empty)
-finish('cancelled', dropped)
+by_end(dropped, marks, finish)
 return all

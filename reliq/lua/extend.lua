@@ -1,20 +1,21 @@
--- extend: unack -> unack with a new deadline
+-- extend: renew leases
 --
 -- KEYS  unack lease
 -- ARGV  clock lease_ms | id nonce
 -- Runs  unack:ZADD,ZMSCORE,ZREM lease:HMGET,HSET
--- Returns  the ids with an invalid receipt, then the ids of cancelled messages
+-- Returns  the ids with an invalid receipt, then the ids of cancelled messages.
 -- Nothing to do: an invalid receipt changes nothing.
 --
--- The state word stores the longest lease; `tidy` shortens deadlines that are further away.
+-- The state word of a message stores the longest lease that it was given; `tidy` shortens a deadline that is further
+-- away. A lease of 0 ms marks a message whose process is dead: every `reclaim` redelivers it.
 
-local ids, held, _, lost, words = receipts(true)
+local ids, held, _, lost, words = receipts('any')
 local stopped, deadlines, longer = {}, {}, {}
 for _, i in ipairs(held) do
   local id, word = ids[i], words[i]
   pair(deadlines, score(now_up + lease_ms), id)
   if cancelled(word) then stopped[#stopped + 1] = id end
-  if tonumber(lease_ms) > (tonumber(word:match(':(%d+)')) or 0) then
+  if lease_ms == '0' or tonumber(lease_ms) > (tonumber(word:match(':(%d+)')) or 0) then
     pair(longer, id, (word:gsub(':%d+', ':' .. lease_ms)))
   end
 end

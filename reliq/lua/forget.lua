@@ -1,21 +1,24 @@
--- forget: an empty queue -> nothing
+-- forget: remove an empty queue
 --
--- KEYS  pending ready unack retry garbage retries_left dead lease errors totals ends history minutes cron? wake watch paused windows map? epoch? token? leaving arrived limits? ring? held? asleep? rates?
+-- KEYS  pending ready unack retry garbage retries_left dead lease errors totals ends history minutes cron? plans? plans_due? wake watch paused windows map? epoch? token? leaving arrived limits? ring? held? asleep? rates?
 -- ARGV  clock letters look
 -- Runs  pending:ZCARD ready:LLEN unack:ZCARD retry:LLEN garbage:SCARD retries_left:HLEN dead:UNLINK,XLEN
 --       lease:HLEN,UNLINK errors:HLEN,UNLINK totals:UNLINK ends:UNLINK history:UNLINK minutes:UNLINK cron:UNLINK wake:LLEN,UNLINK
---       watch:UNLINK paused:UNLINK windows:UNLINK map:UNLINK epoch:UNLINK token:UNLINK
+--       plans:UNLINK plans_due:UNLINK watch:UNLINK paused:UNLINK windows:UNLINK map:UNLINK epoch:UNLINK token:UNLINK
 --       leaving:UNLINK arrived:UNLINK limits:UNLINK ring:UNLINK held:UNLINK asleep:UNLINK rates:UNLINK
--- Returns  how many messages and how many dead letters there are. The queue is removed if it has no messages, and no
---   letters or `letters` is 1; `look` 1 only counts
--- Nothing to do: 0 and 0.
+-- Returns  how many messages and how many dead letters the queue has.
+-- Nothing to do: returns 0 and 0.
+--
+-- A queue with messages is not removed. A queue with dead letters is removed only if `letters` is 1. If `look` is 1,
+-- the script only counts.
 
 local waiting = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('LLEN', retry)
 local placed = waiting + redis.call('ZCARD', unack) + redis.call('SCARD', garbage)
--- A message with a retry count but in no state is lost, and can be repaired.
+-- A message with a retry count that is in no state is lost. It counts as a message, because `reliq check` can repair
+-- it.
 local alive, kept = math.max(placed, redis.call('HLEN', retries_left)), redis.call('XLEN', dead)
 if look == '0' and alive == 0 and (kept == 0 or letters == '1') then
   redis.call('UNLINK', dead, lease, errors, totals, ends, history, minutes, cron, wake, watch, paused, windows, map, epoch, token, leaving, arrived)
-  redis.call('UNLINK', limits, ring, held, asleep, rates)
+  redis.call('UNLINK', plans, plans_due, limits, ring, held, asleep, rates)
 end
 return { alive, kept }

@@ -1,11 +1,11 @@
--- held_up: no move; the first message of each key that waits without a turn, because the key sleeps or is saturated
+-- held_up: find the first waiting message of each key that is throttled, paused or saturated
 --
 -- KEYS  ring held asleep line
 -- ARGV  clock most | key
 -- Runs  ring:ZSCORE held:ZRANDMEMBER asleep:ZRANGE line:LINDEX
--- Returns  name and first message id of such keys: of the given keys, of the `most` keys that sleep longest, and of the
---   keys of `most` random places that are taken
--- Nothing to do: nothing.
+-- Returns  key and first message id, for the given keys, the `most` keys that are throttled longest, and the keys of
+--          `most` random running messages.
+-- Nothing to do: returns an empty list.
 
 local met, answer = {}, {}
 local function meet(key)

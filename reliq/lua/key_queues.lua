@@ -1,15 +1,16 @@
--- key_queues: no move; how many messages of each key wait, and why
+-- key_queues: read how many messages of each key wait, and why
 --
 -- KEYS  limits ring held asleep rates retries_left line
 -- ARGV  clock most | key
 -- Runs  limits:HGET,HMGET ring:ZCARD,ZRANDMEMBER,ZRANGE,ZSCORE held:ZCARD,ZLEXCOUNT,ZRANDMEMBER
 --       asleep:ZCARD,ZRANDMEMBER,ZSCORE rates:ZSCORE retries_left:HRANDFIELD line:LINDEX,LLEN
--- Returns  how many keys are in the ring, how many sleep, how many messages run, 1 if none may start now, until when
---   the queue sleeps in unix seconds ('': it does not), the next id ('': none); then for each key: name, waiting
---   messages, taken places, allowed places (0: no limit), until when it sleeps, weight, and 1 if it is in the ring
--- Nothing to do: zeros.
+-- Returns  how many keys wait for a worker (are in the ring), how many keys are throttled or paused, how many messages
+--          run, 1 if no message may start now, until when the queue is throttled in unix seconds ('': it is not), and
+--          the id of the next message ('': none). Then for each key: name, waiting messages, running messages, their
+--          limit (0: none), until when the key is throttled, weight, and 1 if the key is in the ring.
+-- Nothing to do: returns zeros.
 --
--- Without keys in the call: the `most` largest keys of a limited sample.
+-- Without keys in the call, the script answers for the `most` keys with the most waiting messages in a sample.
 
 local asked, met, rows = {}, {}, {}
 local function meet(key)

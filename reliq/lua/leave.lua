@@ -1,13 +1,14 @@
--- leave: leaving -> gone, or back to its former state
+-- leave: finish the move of a batch: delete the moved messages, and return the other messages to their states
 --
 -- KEYS  pending ready retry unack retries_left lease errors totals ends wake watch windows leaving | msg
 -- ARGV  clock number | id stays
 -- Runs  pending:ZADD,ZRANGE ready:LPUSH retry:LPUSH unack:ZADD,ZRANGE,ZREM,ZSCORE retries_left:HDEL lease:HDEL,HGET,HSET
 --       errors:HDEL,HMGET totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HDEL leaving:HDEL,HGET msg:DEL
--- Returns  the ids that were cancelled meanwhile and that the other shard has
--- Nothing to do: no ids, if the departure is over or never began.
+-- Returns  the ids of moved messages that were cancelled during the move.
+-- Nothing to do: returns no ids, if the move of this batch has ended or never began.
 --
--- Only messages that this departure holds are moved. After an interruption, some may be back already and stay there.
+-- The script changes only messages that are still set aside for this batch, because an interrupted call may have put
+-- messages back into their states.
 
 if (redis.call('HGET', leaving, '') or ''):match('^%d+') ~= number then return {} end
 local gone, bodies, over, cancels, ended, words, calm = {}, {}, {}, {}, {}, {}, {}

@@ -1,15 +1,16 @@
--- limit: the limits of a queue -> other limits; keys that may now be served -> ring
+-- limit: write the limits of a queue, and serve keys that the new limits allow
 --
 -- KEYS  wake watch limits ring held asleep rates line
 -- ARGV  clock declared | field value
--- Runs  wake:LLEN,LPUSH watch:DEL limits:HDEL,HGET,HKEYS,HMGET,HSET ring:ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZSCAN asleep:ZADD,ZMSCORE,ZREM,ZSCAN,ZSCORE rates:ZADD,ZSCORE
+-- Runs  wake:LLEN,LPUSH watch:DEL limits:HDEL,HGET,HKEYS,HMGET,HSET ring:ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZSCAN asleep:ZADD,ZMSCORE,ZREM,ZSCAN,ZSCORE rates:ZADD,ZREM,ZSCORE
 --       line:EXISTS
--- Returns  1 if the limits were written, else 0
--- Nothing to do: 0, if the last declaration had the same limits.
+-- Returns  1 if the limits were written, else 0.
+-- Nothing to do: returns 0, if the last declaration had the same limits.
 --
--- With `declared`, the limits replace all others, unless the last declaration was the same. Otherwise only the given
--- limits are written; an empty value removes a limit. The call checks some 1,000 keys for whether they may be served
--- again. Following promotes check the others.
+-- `declared` is the fingerprint of limits that a worker declares. The given limits then replace all limits, unless the
+-- last declaration had the same fingerprint. If `declared` is empty, only the given limits are written. An empty value
+-- removes a limit. The call checks only about 1,000 keys that the old limits blocked; later calls of `promote` check
+-- the rest.
 
 if declared ~= '' and redis.call('HGET', limits, 'declared') == declared then return 0 end
 
@@ -29,6 +30,7 @@ if weighted then pair(set, 'weighted', '1') else gone[#gone + 1] = 'weighted' en
 
 redis.call('HSET', limits, unpack(set))
 run('HDEL', limits, gone)
+redis.call('ZREM', rates, '\4')
 walk_on()
 redis.call('DEL', watch)
 push_token()

@@ -1,20 +1,33 @@
--- Shared by all scripts. A loaded script consists of: locals for KEYS and ARGV from its header, the functions of this
--- file that it uses, a read of every key to check its type, and the script itself. A script reads first, then adds,
--- then removes. So a script that is interrupted may deliver a message twice, but loses none.
--- Values of the i-th message: `arg(i, NAME)` and `body(i)`; `mark(j)` is the j-th dedup key.
+-- Functions that all scripts share. The loader builds a script from local variables for the KEYS and ARGV in its
+-- header, the functions of this file that it uses, a read of each key that checks the key's type, and the script's own
+-- code.
 --
--- The state word of a message is its field in `lease`. A message without a state word waits, or was leased by a foreign
--- consumer. D is a number of 1 to 99, times are in ms.
+-- A script reads first, then adds, then removes. So an interrupted script may deliver a message twice, but loses no
+-- message.
 --
---   word             where the id is   meaning
---   LANE.NUMBER:MS   unack             leased by that call of that lane; MS is the longest lease it was given
---   D~LANE.NUMBER:MS unack             the same, after D deliveries in a row that ended by an expired lease
---   HELD!            unack             one of the two words above, and cancelled: ends with the delivery
---   !                ready, retry      cancelled: dropped by the next claim; in unack: cancelled without a state word
---   nacked           unack             waits for its redelivery
---   suspect          unack, a list     waits after a delivery that ended by an expired lease
---   suspectD         unack, a list     the same, after D deliveries in a row
---   @MS              ready, retry      the next claim moves it to pending, due at MS; formerly also `@MS?`
+-- `arg(i, NAME)` is an argument of the i-th message, `body(i)` the Redis key of its body, and `mark(j)` the j-th dedup
+-- key. KEYS and ARGV after `|` in a header are repeated for each message.
+--
+-- The state word of a message is its value in the hash `lease`. A message without a state word waits, or was leased by
+-- a consumer in Go. D is a number from 1 to 99. MS and DUE are times in ms. LEASED stands for the first or the second
+-- word.
+--
+--   word             where the id is      meaning
+--   LANE.NUMBER:MS   unack                leased by the call NUMBER of LANE (a call sequence); MS is the longest lease
+--                                         that it was given, or 0 after its process died
+--   D~LANE.NUMBER:MS unack                the same, after D deliveries in a row that ended with an expired lease
+--   LEASED+DUE.N     unack                leased, with a successor that is due at DUE and has N retries; `>MS` at the
+--                                         end: the successor is debounced, and was first published at MS
+--   >MS              pending              debounced, and first published at MS
+--   LEASED!          unack                leased and cancelled: ends with this delivery; with a successor, `!` is at
+--                                         the end
+--   !                ready, retry         cancelled: the next claim removes it
+--   !                unack                leased without a state word, and cancelled
+--   purged!          ready, retry         purged: the next claim removes it, and counts it as purged
+--   nacked           unack                waits for its redelivery
+--   suspect          unack, ready, retry  waits after a delivery that ended with an expired lease
+--   suspectD         unack, ready, retry  the same, after D deliveries in a row
+--   @MS              ready, retry         the next claim moves it to pending, due at MS; an older version wrote `@MS?`
 
 -- The current time in ms: rounded up to compute due times and deadlines, rounded down to check whether they have
 -- passed, so that nothing happens too early.
@@ -45,14 +58,19 @@ end
 local function score(ms) return string.format('%.3f', ms / 1000) end
 local function ms_of(text) return math.floor(text * 1000 + 0.5) end
 
--- The retries left of a message, stored before its key; an invalid, missing or negative number counts as 0.
+-- Return the retries left from a stored text, such as `3` or, with a message key, `3 tenant-7`. An invalid, missing or
+-- negative number counts as 0.
 local function count(text)
   local left = text and (text:match('^%d+$') or text:match('^(%d+) .'))
   return left and math.min(tonumber(left), 1000000) or 0
 end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
--- How many deliveries in a row the message has not survived, from its state word.
+-- Read due time, retries and first publish of a running message's successor from the state word; nil without a
+-- successor.
+local function heir(word) return (word or ''):match('%+(%d+)%.(%d+)(>?%d*)') end
+
+-- Return how many deliveries in a row ended with an expired lease (deaths), from the state word.
 local function deaths(word)
   local waiting = word:match('^suspect(%d*)$')
   return waiting == '' and 1 or math.min(tonumber(waiting or word:match('^(%d+)~') or 0), 99)
@@ -60,7 +78,8 @@ end
 local function word_of(died) return died > 0 and string.format('%.0f~', died) .. nonce or nonce end
 local function suspect(died) return 'suspect' .. (died > 1 and string.format('%.0f', died) or '') end
 
--- Whether a message with so many deaths may run beside the suspects of its process.
+-- Return whether a message with `died` deaths may run beside the suspects of its process. If it may, count it as a
+-- suspect.
 local function may_run(died, left)
   if died == 0 then return true end
   local room = (died > 2 or left == 0) and 1 or math.max(1, math.floor(slots / 2 ^ died))
@@ -69,14 +88,14 @@ local function may_run(died, left)
   return true
 end
 
--- Whether a message in unack is not leased but waits for its next delivery.
+-- Return whether a message in unack waits for its next delivery, without a lease.
 local function waits(word) return word == 'nacked' or (word or ''):find('^suspect') end
 
--- Totals are written last and never fail: a wrong total is better than a lost message.
+-- Add `n` to a total. Ignore an error, because a wrong total is better than a lost message.
 local function add(kind, n) return n > 0 and redis.pcall('HINCRBY', totals, kind, n) end
 
--- A number above those of all earlier claims. It is the time, unless the clock went back or a promoted replica's clock
--- is behind. A key of the wrong type fails here; an invalid number is ignored.
+-- Return a fencing token that is larger than all earlier tokens: the current time, or the last token plus 1 if the
+-- clock went back. Ignore an invalid last token; raise an error if its key has the wrong type.
 local function new_token()
   local last = tonumber(read('GET', token) or 0)
   local next = last and last >= us and last < 2 ^ 53 and last + 1 or us
@@ -93,14 +112,15 @@ local function head(zset)
   return first[2] and ms_of(first[2])
 end
 
--- ms until the first id of `zset` is due, at most a day; -1 if it is empty.
+-- Return the ms until the first id of `zset` is due, at most a day; -1 if `zset` is empty.
 local function wait_for(zset)
   local due = head(zset)
   return due and math.max(0, math.min(due - now_down, 86400000)) or -1
 end
 
--- Become the watcher of the next times of pending and unack, unless another process is: ms until each, or -2. A watch
--- that would last longer than two seconds, or has no end, is ignored.
+-- Make the calling process the watcher, which waits for the next due times of pending and unack. Return the ms until
+-- each due time. If another process is the watcher, return -2 twice. Ignore a watch of more than two seconds, because
+-- it is invalid.
 local function watch_for_due()
   local left = watcher ~= '' and redis.call('PTTL', watch)
   if not left or (left >= 0 and left <= 2000 and redis.pcall('GET', watch) ~= watcher) then return -2, -2 end
@@ -109,13 +129,14 @@ local function watch_for_due()
   return wait_for(pending), wait_for(unack)
 end
 
--- The first write of a script that removes messages: it removes an id that does not exist. At `maxmemory` Redis checks
--- only the first write of a script, so all others pass. A user without permission to remove fails before anything is
--- added.
+-- Remove an id that does not exist, as the first write of a script. At `maxmemory` Redis checks only the first write,
+-- and always allows a removal, so it allows all writes of the script. If the Redis user may not remove, the script
+-- fails here, before it adds anything.
 local function begin(zset) redis.call('ZREM', zset, 'no message is called so') end
 
--- Add ids to a sorted set, with one time for all or one for each. If the first time becomes earlier, the watcher waits
--- too long, so the next claim takes over the watch.
+-- Add ids to a sorted set; `dues` is one time for all ids, or a list with a time for each id. If the set's earliest
+-- time becomes earlier, the current watcher would wait too long. Then delete the watch, so that the next claim makes
+-- its process the watcher.
 local function put(zset, dues, ids)
   if #ids == 0 then return end
   local first, rows, one_score = head(zset), {}, type(dues) == 'number' and score(dues)
@@ -134,7 +155,8 @@ local function fields_of(entry)
   return fields
 end
 
--- The failures of a message, newest first: a note with its time, then up to nine `known` failures, up to 2 KiB.
+-- Return the failure notes of a message: the new note with its time, then up to nine of its earlier notes (`known`), in
+-- at most 2 KiB.
 local function failures(note, known)
   local all, n, most = note .. string.format('\29%.0f', now_down), 1, #note + 2048
   for one in (known or ''):gmatch('[^\30]+') do
@@ -143,7 +165,7 @@ local function failures(note, known)
   return all
 end
 
--- Wake a process for messages that may be claimed.
+-- Wake a process, because messages may be claimed.
 local function offer() push_token() end
 
 -- Add due messages to ready.
@@ -163,7 +185,8 @@ local function reversed(list)
   return turned
 end
 
--- Return messages to the heads of their key queues, the first of `ids` foremost; return the ids without a key.
+-- Put messages back at the heads of their key queues, and return the ids without a key. In a queue without keys, return
+-- all ids.
 local function come_back(ids) return ids end
 
 -- Queue messages for redelivery.
@@ -171,8 +194,9 @@ local function redeliver(ids)
   if run('LPUSH', retry, ids) then push_token() end
 end
 
--- Call `meet` for the oldest ids of the lists until `room` messages have started. Return the lists, each with how many
--- ids were met, and which of them go to its far end.
+-- Call `meet` for the oldest ids of ready and retry, until `room` messages have started. `meet` decides on a message
+-- and returns whether it starts. `serve` returns a row for each list: `at` is how many of its ids were passed to
+-- `meet`, and `back` has the ids that move to the tail of the list.
 local function serve(lengths, room, meet)
   local rows = {}
   for _, list in ipairs(first == 'retry' and { retry, ready } or { ready, retry }) do
@@ -189,7 +213,7 @@ local function serve(lengths, room, meet)
   return rows
 end
 
--- Remove the met ids from the heads of their lists.
+-- Remove the ids that were passed to `meet` from the heads of their lists, and add the ids in `back` to the tails.
 local function leave_rows(rows)
   for _, row in ipairs(rows) do
     run('LPUSH', row.list, row.back)
@@ -201,7 +225,7 @@ local function forget(ids)
   for _, key in ipairs({ retries_left, lease, errors }) do run('HDEL', key, ids) end
 end
 
--- Store how the last `most` messages ended. Written last and never fails, like totals.
+-- Store in a stream how messages ended, and keep the last `most` entries. Ignore errors: the messages end anyway.
 local function note_ends(stream, most, kind, ids, notes, letters)
   for i = math.max(1, #ids - most + 1), #ids do
     local note, letter = (notes[i] or ''):match('^[^\29\30]*'), letters[i] or ''
@@ -209,22 +233,37 @@ local function note_ends(stream, most, kind, ids, notes, letters)
   end
 end
 
--- End messages without an ack; their last failure is stored with the end.
+-- Count messages that ended, and store how they ended.
+local function count_ends(kind, ids, notes, letters)
+  add(kind, #ids)
+  note_ends(ends, 1000, kind, ids, notes or {}, letters or {})
+end
+
+-- Remove messages that end without an ack. The record of their end in `ends` gets their last failure.
 local function finish(kind, ids)
   local notes = run('HMGET', errors, ids)
   forget(ids)
-  add(kind, #ids)
-  note_ends(ends, 1000, kind, ids, notes, {})
+  count_ends(kind, ids, notes)
 end
 
--- For how long each chosen id stays blocked after its end: as given by its publish, else by `spans`.
+-- Call `how('cancelled', …)` for the ids that a cancel marked in their list, and `how('purged', …)` for the ids that a
+-- purge marked.
+local function by_end(ids, words, how)
+  local cancels, purges = {}, {}
+  for _, id in ipairs(ids) do table.insert(words[id] == 'purged!' and purges or cancels, id) end
+  if #cancels > 0 then how('cancelled', cancels) end
+  if #purges > 0 then how('purged', purges) end
+end
+
+-- Return for how many ms each id that a publisher chose stays blocked after its message has ended: the time that the
+-- publish set, or else the time in `spans`.
 local function known_spans(ids, spans)
   local known = #ids > 0 and redis.pcall('HMGET', windows, unpack(ids)) or {}
   for j in ipairs(ids) do spans[j] = tonumber(known[j] or spans[j] or 0) or 0 end
   return spans
 end
 
--- Block chosen ids that end, the `at[j]`-th messages of the call. A failure of this write is ignored.
+-- Block chosen ids after their end. `at` has the index of each message in the call. Ignore a failed write.
 local function take(ids, at, spans)
   if #ids == 0 or #KEYS <= HEAD_KEYS + ITEMS then return end
   for j, ms in ipairs(known_spans(ids, spans)) do
@@ -233,7 +272,7 @@ local function take(ids, at, spans)
   redis.pcall('HDEL', windows, unpack(ids))
 end
 
--- Extend a body's expiry and write the new due time into its header; only over a due time with 13 digits.
+-- Extend the expiry of a body. If the due time in its header has 13 digits, overwrite it.
 local function postpone(key, by_ms, due)
   local left = by_ms ~= 0 and redis.call('PTTL', key) or 0
   if left > 0 then
@@ -245,7 +284,8 @@ local function postpone(key, by_ms, due)
   end
 end
 
--- The stored answer to this call number (nil for a new number, 'stale' after a later call), and the lane's old value.
+-- Return the answer that Redis stores for this call number; nil for a new number; 'stale' if the lane (call sequence)
+-- has had a later call. Also return the stored text of the lane.
 local function recall()
   local kept = read('GET', lane)
   local last, answer = (kept or ''):match('^(%d+) (.*)$')
@@ -254,25 +294,28 @@ local function recall()
 end
 local function remember(answer, ttl_ms) redis.call('SET', lane, number .. ' ' .. answer, 'PX', ttl_ms) end
 
--- Why the i-th message's chosen id is not published; `revive` if the old message is cancelled but still in a list.
+-- Return why the chosen id of the i-th message must not be published; nil if it may be published. `revive` means that
+-- it may be published, but a cancelled message with this id is still in a list.
 local function standing(i, id)
   local ended = replace == '' and read('GET', mark(i))
   if ended and ended ~= 'freed' then return ended == 'ended' and 'duplicate' or 'tombstoned' end
   if read('SISMEMBER', garbage, id) == 1 then return 'duplicate' end
   if read('HEXISTS', retries_left, id) == 0 then return nil end
-  local in_list = read('HGET', lease, id) == '!' and not read('ZSCORE', unack, id)
+  local word = read('HGET', lease, id)
+  local in_list = (word == '!' or word == 'purged!') and not read('ZSCORE', unack, id)
   return in_list and 'revive' or 'duplicate'
 end
 
--- The epoch of a fence `EPOCH N WAS`; 0 for a value that reliq did not write, which is ignored.
+-- Return the version (epoch) in the text `EPOCH N WAS` of a shard map; 0 for a text that reliq did not write.
 local function epoch_of(text)
   local found = tonumber(text:match('^(%d+) %d+ %d+') or 0)
   return found <= 1000000000 and found or 0
 end
 
--- The answer to a publisher with an outdated map (if that `binds`) or to a publish into a closed shard, else nil; and
--- whether the fence must be raised. An empty `known` needs no check, because shard 0 is never closed. A call with
--- `never` is always refused.
+-- Check `known`, the version of the publisher's shard map. Return a refusal if the shard is closed, or if the map is
+-- outdated and `binds` is true; otherwise return nil. Also return whether the map is newer, so that the shard must
+-- store its version. An empty `known` is not checked, because shard 0 is never closed. The version `never` is always
+-- refused.
 local function fence(binds)
   if known == '' then return nil, false end
   local text = read('GET', epoch) or ''
@@ -282,18 +325,29 @@ local function fence(binds)
   return refuses and 'epoch ' .. text or nil, false
 end
 
--- The ids; the indexes of valid receipts; the ids of cancelled messages (unless they count as valid), and the ids with
--- an invalid receipt; the state words; and for each id the index of its valid receipt, cancelled or not. A receipt is
--- valid if the id is in unack with the state word LANE.NUMBER.
+-- Return LANE.NUMBER from a nonce, or from the state word of a leased message; nil for any other word.
+local function call_of(word) return word:match('([^~:]*):') end
+
+-- Check the receipts of the call. Return six values: all ids; the indexes of the valid receipts; the ids of cancelled
+-- messages; the ids with an invalid receipt; the state words; and for each id the index of its valid receipt. If
+-- `with_cancelled` has a value, the receipts of cancelled messages are among the valid receipts. A receipt is valid if
+-- the id is in unack and its state word has the receipt's LANE.NUMBER; a checkpoint may have removed `D~` from the
+-- word.
+--
+-- If a message has a successor, its receipt counts as invalid, and its id is returned in its own list, because only
+-- `succeed` may end the message. If `with_cancelled` is 'heir' (in `succeed`), this applies to messages without a
+-- successor instead. If it is 'any', successors make no difference.
 local function receipts(with_cancelled)
   local ids, held, stopped, lost, seen = {}, {}, {}, {}, {}
   for i = 1, ITEMS do ids[i] = arg(i, ID) end
   local words, places = run('HMGET', lease, ids), run('ZMSCORE', unack, ids)
   for i, id in ipairs(ids) do
     local nonce, word = arg(i, NONCE), places[i] and not seen[id] and words[i]
-    local holds = word and (word == nonce or word:match('^[^:!]*') == nonce:match('^[^:]*'))
-    local fate = not holds and lost or cancelled(word) and not with_cancelled and stopped or held
-    fate[#fate + 1], seen[id] = fate == held and i or id, seen[id] or holds and i
+    local holds = word and (word == nonce or call_of(word) ~= nil and call_of(word) == call_of(nonce))
+    local has_heir = holds and word ~= nonce and heir(word) ~= nil
+    local follows = holds and with_cancelled ~= 'any' and has_heir ~= (with_cancelled == 'heir')
+    local fate = (not holds or follows) and lost or cancelled(word) and not with_cancelled and stopped or held
+    fate[#fate + 1], seen[id] = fate == held and i or follows and { id } or id, seen[id] or holds and not follows and i
   end
   return ids, held, stopped, lost, words, seen
 end

@@ -1,4 +1,4 @@
--- promote: pending -> ready
+-- promote: move due messages from pending to ready
 --
 -- KEYS  pending ready totals wake
 -- ARGV  clock limit
@@ -6,12 +6,13 @@
 -- Keyed  ready:EXISTS retry:EXISTS retries_left:HMGET limits:HDEL,HGET,HMGET,HSET ring:EXISTS,ZADD,ZRANGE
 --       held:ZCARD,ZLEXCOUNT,ZREM,ZSCAN,ZSCORE asleep:ZADD,ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCAN,ZSCORE
 --       rates:ZADD,ZSCORE line:EXISTS,LPUSH,RPUSH
--- Returns  how many messages moved, and the ms until the next is due (-1: none)
--- Nothing to do: 0 and that time.
+-- Returns  how many messages moved, and the ms until the next message is due (-1: none).
+-- Nothing to do: returns 0 and that time.
 --
--- In a queue with keys, a message moves to its key queue, and keys wake up. The returned time is then the earliest of:
--- the next due message, the next key that wakes, and the next start that the queue's rate allows. The score of a
--- message with a key is up to half a ms later than its due time, to keep the order of messages with the same due time.
+-- In a queue with keys, a message moves to its key queue, and keys whose throttling is over are served again. The
+-- returned time is then the earliest of three: the next due message, the next end of a throttling, and the next start
+-- that the queue's rate allows. Messages of a key with the same due time have scores that are up to half a ms later, to
+-- keep their order.
 
 local last = score(now_down)
 -- keyed: last = last .. '5'
@@ -23,8 +24,10 @@ local fresh = ids
 -- keyed: local may, full = bucket('')
 
 begin(pending)
--- A bucket that was cut because the clock went back.
--- keyed: if may == 0 then redis.call('ZADD', rates, string.format('%.0f', full), '') end
+-- If the clock went back, `bucket` has reduced the times of token buckets: store them.
+-- keyed: local buckets = may == 0 and { string.format('%.0f', full), '' } or {}
+-- keyed: if purse() then purse_read.keep(buckets) end
+-- keyed: run('ZADD', rates, buckets)
 line_up(fresh)
 -- keyed: come_back(kept)
 run('ZREM', pending, ids)

@@ -1,4 +1,4 @@
--- publish: new -> ready, or pending if it is due later
+-- publish: add messages to ready, or to pending if they are due later
 --
 -- KEYS  lane? pending? ready? unack? retries_left lease? garbage? totals ends wake watch windows epoch | msg dedup
 -- ARGV  clock number at delay_ms ttl_ms retries prefix window replace remember_ms known keyed | id value key
@@ -8,32 +8,36 @@
 -- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS,LPOS,LREM retries_left:HGET line:EXISTS,LPOS,LPUSH,LREM map:GET
 -- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for each message that was not published;
---          `epoch` and the fence if the fence refused the call
--- Nothing to do: a repeated call number gets its first answer, a lower number `stale`.
+--          if the shard refuses the publisher's shard map, `epoch` and the version of the shard's own map.
+-- Nothing to do: a repeated call number gets its first answer; a lower number gets `stale`.
 --
--- `window` is set if the ids were chosen by the caller; only then are there dedup keys. `prefix` is the start of the
--- header, whose end is in `value`; empty for a bare body. The first write is a SET, which Redis refuses at maxmemory.
--- `known` is the fence of the publisher's map; empty for generated ids in shard 0, which are valid with any map.
--- `keyed` is 1 if a message has a key; then every message has a key argument, maybe empty. The queue must have one
--- shard.
+-- If the caller has chosen the ids, `window` is for how many ms they stay blocked after their end, and the call has
+-- dedup keys. Otherwise `window` is empty. `known` is the version of the publisher's shard map; it is empty for
+-- generated ids in shard 0, which every shard map allows.
+--
+-- The script writes `prefix` (the start of the header), the due time and `value` (the rest of the header, and the
+-- body). For a bare body, `prefix` is empty. The first write is a SET, so at `maxmemory` Redis refuses the whole call.
+--
+-- `keyed` is 1 if any message has a message key. Then each message has the argument `key`, which may be empty, and the
+-- queue must have only one shard.
 
 local answer = recall()
 if answer then
-  -- This write is needed because from 7.2 on WAIT covers only the writes of its own connection.
+  -- A repeated call must write too: since Redis 7.2, WAIT confirms only the writes of the same connection.
   redis.call('PEXPIRE', lane, remember_ms)
   return answer
 end
 
 local refused, is_new = fence(window ~= '')
 -- keyed: if keyed == '1' and is_sharded() then refused = 'epoch ' end
--- The refusal is stored too: an earlier try of the same call may still be on its way.
+-- Store the refusal too: an earlier try of the same call may still arrive, and must get the same answer.
 if refused then remember(refused, remember_ms) return refused end
 
 local due = tonumber(at) and math.max(tonumber(at), 1e12) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
 local later, chosen, due_text = due > now_down, window ~= '', string.format('%.0f', due)
 local expiry = string.format('%.0f', math.max(due - now_up, 0) + ttl_ms)
 local start = prefix == '' and '' or prefix .. due_text
-local reasons, fresh, revived, left, marks, spans = {}, {}, {}, {}, {}, {}
+local reasons, fresh, revived, words, left, marks, spans = {}, {}, {}, {}, {}, {}, {}
 read(later and 'ZCARD' or 'LLEN', later and pending or ready)
 
 -- keyed: local old = {}
@@ -58,14 +62,16 @@ for i = 1, ITEMS do
     local where = reason and revived or fresh
     -- keyed: if reason and old[id] then where = fresh end
     where[#where + 1] = id
+    if reason then words[id] = redis.call('HGET', lease, id) end
     pair(left, id, retries)
-    -- keyed: local key = key_arg(i)
-    -- keyed: key_of[id], left[#left] = key, counted(retries, key)
+    -- keyed: local its_line = line_arg(i)
+    -- keyed: left[#left], key_of[id] = counted(retries, its_line), key_of_line(its_line)
     if chosen then pair(spans, id, window) marks[#marks + 1] = mark(i) end
   end
 end
 -- keyed: redis.call('HSETNX', limits, 'on', '1')
--- Remove the old state word before the message has a place, and the old message's mark afterwards.
+-- An earlier message may have had the id. Remove its state word before the new message enters a list, and its dedup
+-- marker afterwards.
 if chosen then run('HDEL', lease, fresh) end
 enter(fresh, due)
 for _, id in ipairs(later and revived or {}) do redis.call('HSET', lease, id, '@' .. due_text) end
@@ -78,6 +84,5 @@ if #marks > 0 then
 end
 remember(answer, remember_ms)
 add('published', #left / 2)
-add('cancelled', #revived)
-if #revived > 0 then note_ends(ends, 1000, 'cancelled', revived, {}, {}) end
+by_end(revived, words, count_ends)
 return answer

@@ -1,53 +1,61 @@
--- reclaim: unack -> retry, unack -> garbage
+-- reclaim: move messages with an expired deadline from unack to retry, or to garbage
 --
 -- KEYS  unack retry garbage retries_left lease errors totals ends wake msg
 -- ARGV  clock limit spare most
 -- Runs  unack:ZADD,ZRANGE,ZRANGEBYSCORE,ZREM retry:LPUSH garbage:SADD retries_left:HDEL,HMGET,HSET
 --       lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH msg:PERSIST
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
---       ready:EXISTS retry:EXISTS line:EXISTS,RPUSH
--- Returns  ms until the next deadline (-1: none), the ids with an expired lease (suspects, if reliq leased them),
---          the ids that are due again after a wait, the ids without retries left, the cancelled ids,
---          and the ids with an invalid or missing retry count
--- Nothing to do: that time and empty lists.
+--       ready:EXISTS retry:EXISTS line:EXISTS,RPUSH msg:GETRANGE
+-- Returns  ms until the next deadline (-1: none), then five lists of ids: messages with an expired lease (now suspects,
+--          if reliq leased them); messages that are due again after a wait; messages without retries left; cancelled
+--          messages; and messages with an invalid or missing retry count.
+-- Nothing to do: returns that time and empty lists.
 --
--- A message with an expired lease may have killed its worker. After its first death it is redelivered immediately.
--- After the next deaths it waits in unack, longer each time. After `most` deaths in a row it goes to garbage. A message
--- without a state word was leased by a foreign consumer: it is redelivered immediately and does not become a suspect.
+-- A message with an expired lease may have killed its worker; this counts as a death. After the first death it is
+-- redelivered immediately. After later deaths it waits in unack, longer each time. After `most` deaths in a row it goes
+-- to garbage. A message without a state word was leased by a foreign consumer: it is redelivered immediately and does
+-- not become a suspect.
 --
--- With `spare`, expired leases of reliq are skipped, because they may be about to be renewed. Messages behind them are
--- searched among the first ten times `limit` ids.
+-- With `spare`, the script skips expired leases, because workers may be about to renew them. It does not skip leases of
+-- 0 ms, which the supervisor writes for dead processes. It then searches ten times `limit` ids.
 --
--- The caller cannot name the messages that go to garbage in advance, so `msg` is the prefix of the bodies' keys. A body
--- in garbage has no TTL: it is kept until the dead letter is written.
+-- The caller cannot know which messages go to garbage, so `msg` is not a key but the prefix of the keys of all bodies.
+-- The script removes the TTL of a body in garbage, because the body must last until the dead letter is written.
 
 local reach = spare == '' and limit or 10 * limit
 local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)
 local all_words, all_lefts, ids, words, lefts = run('HMGET', lease, part), run('HMGET', retries_left, part), {}, {}, {}
+-- keyed: local lines = {}
 for i, id in ipairs(part) do
   local word = all_words[i]
-  local may_end = spare == '' or not word or waits(word) or cancelled(word)
+  local may_end = spare == '' or not word or waits(word) or cancelled(word) or word:find(':0', 1, true)
   if may_end and #ids < tonumber(limit) then
     ids[#ids + 1], words[#ids + 1], lefts[#ids + 1] = id, word, all_lefts[i]
-    -- keyed: key_of[id], lefts[#ids] = key_in(all_lefts[i]), left_in(all_lefts[i])
+    -- keyed: key_of[id], lines[id], lefts[#ids] = key_in(all_lefts[i]), line_in(all_lefts[i]), left_in(all_lefts[i])
   end
 end
 
 local overdue, again, buried, gone, odd, nacked = {}, {}, {}, {}, {}, 0
--- keyed: local held_back = {}
-local back, spent, calm, suspects, waiting, notes = {}, {}, {}, {}, {}, {}
+-- keyed: local held_back, old_keys, over = {}, {}, {}
+local back, spent, calm, suspects, waiting, notes, stopped = {}, {}, {}, {}, {}, {}, {}
 local known = run('HMGET', errors, ids)
 for i, id in ipairs(ids) do
   local word, left, waited = words[i], count(lefts[i]), waits(words[i])
-  local died = word and deaths(word) + (waited and 0 or 1) or 0
+  local died, due, fresh = word and deaths(word) + (waited and 0 or 1) or 0, heir(word)
+  -- If the message has a successor, the successor takes its id, with its own retries, key and cost. It inherits the
+  -- number of deaths, but at most `most` - 1, so it does not go to garbage.
+  if fresh then left, died = fresh + 1, math.min(died, most - 1) end
+  -- keyed: if fresh then old_keys[id], lines[id] = key_of[id], line_of_value(redis.pcall('GETRANGE', msg .. id, 0, 16383)) end
+  -- keyed: key_of[id] = lines[id]:match('^[^\3]*')
   local is_last, note = left == 0 or died >= tonumber(most), known[i] or ''
-  -- A death is stored immediately.
+  -- Store an expired lease as a failure now, even if the redelivery comes later.
   local is_new = (not waited and word) or (is_last and word ~= 'nacked' and not note:find('^lease '))
   if is_new and not cancelled(word) then
     pair(notes, id, failures('lease - ' .. (note:match('^%S+ %S+ ([^\29-\31]*)') or ''), note))
   end
   if not (lefts[i] or ''):find('^-?%d+$') then odd[#odd + 1] = id end
-  if cancelled(word) then
+  if cancelled(word) and fresh then stopped[#stopped + 1] = id end
+  if cancelled(word) and not fresh then
     gone[#gone + 1] = id
   elseif is_last then
     buried[#buried + 1], calm[#calm + 1] = id, id
@@ -55,13 +63,16 @@ for i, id in ipairs(ids) do
     local where = waited and again or overdue
     where[#where + 1] = id
     if died > 0 then pair(suspects, id, suspect(died)) else calm[#calm + 1] = id end
-    if died > 1 and not waited then
-      pair(waiting, score(now_up + 1000 * 2 ^ (died - 1)), id)
-      -- keyed: held_back[#held_back + 1] = id
+    local until_then = math.max(died > 1 and not waited and now_up + 1000 * 2 ^ (died - 1) or 0, tonumber(due or 0))
+    if until_then > now_up then
+      pair(waiting, score(until_then), id)
+      if fresh then pair(spent, id, left) end
+      -- keyed: if fresh then spent[#spent] = counted(left, lines[id]) end
+      -- keyed: if not fresh then held_back[#held_back + 1] = id end
     else
       back[#back + 1] = id
       pair(spent, id, left - 1)
-      -- keyed: spent[#spent] = counted(left - 1, key_of[id])
+      -- keyed: spent[#spent] = counted(left - 1, lines[id])
       nacked = nacked + (word == 'nacked' and 1 or 0)
     end
   end
@@ -81,6 +92,10 @@ run('HDEL', retries_left, buried)
 run('HDEL', lease, calm)
 stop(gone)
 -- keyed: free_places(back) free_places(buried) free_places(gone) stand_by(held_back)
+-- keyed: for id, key in pairs(old_keys) do key_of[id], over[#over + 1] = key, id end
+-- keyed: free_places(over)
 add('retried_lease', #overdue)
 add('retried_nack', nacked)
+add('published', #stopped)
+count_ends('cancelled', stopped)
 return { wait_for(unack), overdue, again, buried, gone, odd }

@@ -1,14 +1,14 @@
--- register: periodic entries -> in force, each with its schedule
+-- register: store periodic jobs with their schedules
 --
 -- KEYS  cron
 -- ARGV  clock newest | entry schedule
 -- Runs  cron:HLEN,HMGET,HSET
--- Returns  the time in ms, then for each entry the last settled tick and when a run was requested, `` for none; both
---   are empty if another schedule is in force
--- Nothing to do: the same.
+-- Returns  the time in ms, then for each entry the last settled tick and the time of a requested run (empty: none);
+--          both are empty if Redis keeps another schedule.
+-- Nothing to do: returns the same answer.
 --
--- A process calls this with `newest` at its start, and then every few seconds. If no process has called with a schedule
--- for half a minute, the next caller's schedule replaces it.
+-- A process calls this with `newest` at its start, and then without it every few seconds. If no process has registered
+-- the stored schedule for half a minute, the caller's schedule replaces it.
 
 local now, answer = math.floor(now_down / 1000), { now_down }
 for i = 1, ITEMS do
@@ -25,8 +25,9 @@ for i = 1, ITEMS do
     local is_change = known and known ~= wanted
     local ran_meanwhile = newest ~= '1' or former == wanted and silent(former_seen) <= 30
     if not (is_change and is_sound and ran_meanwhile) then
-      -- Ticks before this moment are not made up for, except the tick of this second, which the former schedule may
-      -- share. And a clock that was set back repeats no tick.
+      -- The new schedule skips all ticks before now. If it replaces another schedule, a tick in this second is not
+      -- skipped: it may also be a tick of the former schedule that is not published yet. If the clock was set back, no
+      -- tick is repeated.
       last = string.format('%.0f', math.max(is_change and now - 1 or now, math.min(tonumber(before or 0), 1e11)))
     end
     redis.call('HSET', cron, names[1], wanted, names[2], last, names[3], now)

@@ -1,13 +1,14 @@
--- sleep: a key of the ring -> asleep, or asleep -> the ring
+-- sleep: throttle or pause a key, or serve it again
 --
 -- KEYS  limits ring held asleep rates line wake watch
 -- ARGV  clock key for_ms
 -- Runs  limits:HGET,HMGET ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZADD,ZMSCORE,ZRANGE,ZREM,ZSCORE rates:ZSCORE
 --       line:EXISTS wake:LLEN,LPUSH watch:DEL
--- Returns  1 if the key was asleep before, else 0
--- Nothing to do: 0.
+-- Returns  1 if the key was throttled or paused before, else 0.
+-- Nothing to do: returns 0.
 --
--- An empty `for_ms` has no end; 0 wakes the key. Running messages continue.
+-- `for_ms` is how long the key is throttled. If it is empty, the throttling has no end; if it is 0, the key may be
+-- served again. Running messages of the key continue.
 
 local slept = redis.call('ZSCORE', asleep, key)
 if for_ms == '0' then

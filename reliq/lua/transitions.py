@@ -1,8 +1,9 @@
 """
-Every transition of a message, as a function that returns a `Call` to be made by a client.
+Build the calls of the Lua scripts, which clients send to Redis.
 
-There is one function for each script, with the same name. `clock` is unix microseconds for tests; None means Redis' own
-clock. A receipt is a `Claimed`; an invalid receipt changes nothing.
+For each script, a function with its name returns a `Call`. The argument `clock` is the time in unix microseconds, for
+tests; None means Redis' own clock. A receipt, the proof of a lease, is a `Claimed`. An invalid receipt changes no
+message.
 """
 
 import os
@@ -10,23 +11,33 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
 from math import inf
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args
+
+import msgspec
 
 from reliq import events
 from reliq.errors import ProtocolError
 from reliq.events import Event
-from reliq.keys import Keys, token
+from reliq.keys import Keys, limit_key, token
+from reliq.limits import Limit
 from reliq.lua import script
-from reliq.message import CancelStatus, Claimed, Counts, Delivery, PublishStatus, RescheduleStatus
+from reliq.message import COST_MARK, CancelStatus, Claimed, Counts, Delivery, PublishStatus, RescheduleStatus
 from reliq.redis.commands import Arg, Call, id_text, no_events, read_bytes
 from reliq.settings import BATCH_LIMIT, INLINE_BYTES, check_int
 from reliq.text import LAST_SECOND, clamp_time, clean_text, whole_number
-from reliq.wire_format import ENVELOPE_START, HEADER_LIMIT, FailureNote, claim_nonce, open_envelope, receipt_nonce
+from reliq.wire_format import (
+    ENVELOPE_START,
+    HEADER_LIMIT,
+    FailureNote,
+    claim_nonce,
+    open_envelope,
+    parse_status,
+    receipt_nonce,
+)
 
 T = TypeVar("T")
 
@@ -34,32 +45,38 @@ AskStatus = Literal["free", "duplicate", "tombstoned", "stale"]
 ArriveStatus = Literal["arrived", "alive", "late"]
 LeavingState = Literal["pending", "ready", "retry", "unack", "dead"]
 RedriveStatus = Literal["redriven", "alive", "not_found", "stale"]
+ReplaceMode = Literal["follow", "replace", "debounce", "throttle"]
 TickStatus = Literal["published", "paused", "overlap", "missed", "done", "superseded", "unknown"]
+PlanStatus = Literal["written", "deleted", "paused", "resumed", "unchanged", "unknown", "sharded", "superseded"]
+PlanTickStatus = Literal["published", "missed", "superseded"]
 KeyState = Literal["in turn", "asleep", "paused", "saturated", "standing", "empty"]
 
-#: The longest lease, tombstone or other duration, in ms: a hundred years.
+#: The longest allowed duration in ms, for example of a lease: a hundred years.
 LONGEST_SPAN_MS = 100 * 366 * 86_400_000
-#: September 2001: due times have 13 digits, so that a script can overwrite them. Earlier times are due now too.
+#: The earliest due time that is stored, September 2001 in unix ms; an earlier due time is raised to it. So every stored
+#: due time has 13 digits, and a script can overwrite it in place.
 EARLIEST_MS = 10**12
-#: For how long Redis remembers the last call of a publisher's lane, in ms.
+#: How long Redis stores the number and answer of a call (see `CallNumber`), in ms.
 REMEMBER_MS = 600_000
-#: A message that has not survived this many deliveries in a row becomes a dead letter. After each death it runs beside
-#: fewer other suspects: in half of a process' slots, then in a quarter, then alone.
+#: A message becomes a dead letter after this many deliveries in a row that ended with an expired lease. After the first
+#: such delivery, it is a suspect, because it may have killed its process. After one such delivery, suspects may use
+#: half of the slots of a process; after two, a quarter. After more, a suspect runs without other suspects.
 LEASE_DEATHS = 5
-#: The wait in a claim's answer if no message is due.
+#: The value of `promote_in_ms` or `reclaim_in_ms` in a claim's answer if no message will be due.
 NOTHING_DUE = -1
-#: The wait in a claim's answer if another process watches for the next due time.
+#: The value of `promote_in_ms` or `reclaim_in_ms` if another process waits for the next due time.
 NOT_WATCHING = -2
-#: The kinds of `Counts.totals`; other fields of the hash are ignored, and there may be many.
+#: The names of the totals in `Counts.totals`. The Redis hash `totals` may have other fields, which are ignored.
 TOTAL_KINDS = (
     *("published", "redriven", "acked", "dead", "expired", "cancelled", "purged", "promoted", "claimed", "nacked"),
     *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left", "limited"),
+    *("results_dropped", "replaced"),
 )
-#: The answer of `remap` if a queue with keys or limits would get several shards.
+#: The answer of `remap` if it refuses to give several shards to a queue with keys or limits.
 REMAP_KEYED = b"keyed"
-#: Values in a reply of `key_queues` before the values of keys.
+#: In a reply of `key_queues`, how many values come before the values of the first key.
 _LINES_HEAD = 6
-#: Values of each key in a reply of `key_queues`.
+#: In a reply of `key_queues`, how many values describe a key.
 _LINES_WIDTH = 7
 
 
@@ -77,19 +94,19 @@ def bare_arg(keys: Keys) -> Arg:
 
 
 def bounded(name: str, items: Sequence[T]) -> Sequence[T]:
-    """Return the items of a call; raise ConfigurationError if they are too many for one call."""
+    """Return `items`; raise ConfigurationError if they are too many for one call."""
     if len(items) > BATCH_LIMIT:
         check_int(f"number of {name}", len(items), most=BATCH_LIMIT)
     return items
 
 
 def once(ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids without repetitions, because a script would treat each as another message."""
+    """Return the ids without repetitions, because a script would treat a repeated id as another message."""
     return tuple(dict.fromkeys(ids))
 
 
 def limit_arg(limit: int, *, least: int = 0) -> int:
-    """Return the largest number of messages for a call; raise ConfigurationError if one call cannot take so many."""
+    """Return `limit`, the largest number of messages for a call; raise ConfigurationError if it is out of range."""
     if type(limit) is int and least <= limit <= BATCH_LIMIT:
         return limit
     return check_int("limit", limit, least=least, most=BATCH_LIMIT)
@@ -108,7 +125,12 @@ def texts(reply: Iterable[bytes]) -> tuple[str, ...]:
 
 
 def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) -> list[Any]:
-    """Return one word for each item in `asked`; raise ValueError for a wrong number of words or an unknown word."""
+    """
+    Return the status words in a reply, one for each item in `asked`.
+
+    Raises:
+        ValueError: the number of words is wrong, or a word is not in `known`.
+    """
     answers = [word.decode() for word in reply]
     if len(answers) != len(asked) or not set(answers) <= set(known):
         raise ValueError
@@ -116,7 +138,11 @@ def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) ->
 
 
 def words_of(asked: Sequence[str], ids: Sequence[str], reply: Sequence[bytes], known: Sequence[str]) -> list[Any]:
-    """Return the word for each id in `asked`; the script got `ids`, in which each id appears once."""
+    """
+    Return the status word for each id in `asked`.
+
+    `asked` may contain an id more than once. `ids` has each id once, and the reply has a word for each id in `ids`.
+    """
     by_id = dict(zip(ids, words(reply, ids, known), strict=True))
     return [by_id[id] for id in asked]
 
@@ -132,7 +158,7 @@ def _call(
     ids: Iterable[str] = (),
     chosen_ids: Iterable[str] = (),
 ) -> Call[T]:
-    """Return the call of a script for a queue, with the bodies of `ids` and the marks of possibly chosen ids."""
+    """Build a script's call for a queue. Its KEYS include the body keys of `ids` and the dedup keys of `chosen_ids`."""
     lua = script(name)
     named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, chosen_ids))
     return Call(lua, named, (clock_arg(clock), *args), read, happened)
@@ -144,11 +170,12 @@ def _call(
 @dataclass(frozen=True, slots=True)
 class CallNumber:
     """
-    One call of a lane; if it is repeated with the same number, it gets its first answer and changes nothing.
+    The number of a call in a lane (a sequence of calls). A repeated call keeps its number and gets its first answer.
 
     Attributes:
-        lane: the name of a sequence of calls, one at a time; Redis stores the number and answer of its last call.
-        number: higher than the number of the lane's last call, or the same number to repeat that call.
+        lane: the name of the sequence. Its calls are made one after another, and Redis stores the number and answer of
+            the last call.
+        number: higher than the number of the last call; or the same number, to repeat the last call.
     """
 
     lane: str
@@ -162,15 +189,19 @@ class CallNumber:
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
     """
-    The due time in ms, and the index and reason of each message that was not published.
+    The answer of a publish.
 
     Attributes:
-        is_stale: whether nothing was published because the shard has a later map or is closed.
+        due_ms: the due time of the messages, in unix ms.
+        refused: the index of each message that was not published as a new message, and its status.
+        is_stale: whether the shard published nothing, because its map is newer than the caller's, or it accepts no messages.
+        dues_ms: each accepted message's own due time, by the message's index. Only `replace` returns these.
     """
 
     due_ms: int
     refused: dict[int, PublishStatus]
     is_stale: bool = False
+    dues_ms: Mapping[int, int] = field(default_factory=dict)
 
 
 def publish(
@@ -191,16 +222,17 @@ def publish(
     clock: int | None = None,
 ) -> Call[PublishAnswer]:
     """
-    Add messages to ready, or to pending if they are due later.
+    Add messages to `ready`, or to `pending` if they are due later.
 
     Args:
-        items: ids and values; a value is the envelope from its due time on, or a bare body.
-        call_number: a repeated call with this number gets its first answer.
+        items: the id and value of each message. The value is the envelope without its start, followed by the body: the
+            script adds the start, with the due time. In a queue with bare bodies, the value is the body.
+        call_number: a second call with this number changes nothing and gets the answer of the first call.
         window_ms: for how long chosen ids are blocked after their end; None for generated ids.
         replace: whether to publish an id that is still blocked after its end.
-        fence: the fence of the map by which the publisher selected the shard.
-        message_keys: the key of each message, empty for none; None if no message has a key. A queue with several shards
-            does not accept keys; the answer is then that the publisher's map is stale.
+        fence: the version of the shard map by which the publisher selected the shard.
+        message_keys: the message key of each message, an empty text for a message without a key; None if no message has
+            a key. In a queue with several shards, messages with keys are not published; the answer has `is_stale`.
         remember_ms: for how long Redis stores number and answer of the call.
     """
     if len(items) > BATCH_LIMIT:
@@ -223,6 +255,48 @@ def publish(
     return Call(lua, named, args, _publish_answer, partial(_published, keys, ids))
 
 
+def replace(
+    keys: Keys,
+    items: Sequence[tuple[str, bytes]],
+    call_number: CallNumber,
+    *,
+    mode: ReplaceMode,
+    ttl_ms: int,
+    retries: int,
+    span_ms: int = 0,
+    most_ms: int = 0,
+    delay_ms: int = 0,
+    at_ms: int | None = None,
+    fence: str = "0",
+    message_keys: Sequence[str] | None = None,
+    remember_ms: int = REMEMBER_MS,
+    clock: int | None = None,
+) -> Call[PublishAnswer]:
+    """
+    Publish messages with chosen ids, even if waiting or running messages have these ids.
+
+    A waiting message gets the body, retries and due time of the new message. If a message with this id runs, the new
+    message takes over the id when the running message ends.
+
+    Args:
+        mode: `replace` applies to waiting and running messages, `follow` only to running messages; `debounce` and
+            `throttle` also compute the due time.
+        span_ms: how long a debounced message waits after its last publish; or the time between the starts of throttled
+            messages.
+        most_ms: the longest wait of a debounced message after its first publish.
+        items, call_number, ttl_ms, retries, delay_ms, at_ms, fence, message_keys, remember_ms: see `publish`.
+    """
+    ids = [id for id, _ in bounded("items", items)]
+    at: Arg = "" if at_ms is None else max(at_ms, EARLIEST_MS)
+    args: list[Arg] = [call_number.number, at, delay_ms, ttl_ms, retries, ENVELOPE_START, mode, span_ms, most_ms]
+    args += [remember_ms, fence, "" if message_keys is None else "1"]
+    for number, (id, value) in enumerate(items):
+        args += (id, value) if message_keys is None else (id, value, message_keys[number])
+    lua = script("replace")
+    named = (keys.lane(call_number.lane), *lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, ids))
+    return Call(lua, named, (clock_arg(clock), *args), _publish_answer, partial(_published, keys, ids))
+
+
 def _published(keys: Keys, ids: Sequence[str], answer: PublishAnswer) -> Iterable[Event]:
     if answer.is_stale:
         return []
@@ -236,28 +310,38 @@ def _publish_answer(reply: bytes) -> PublishAnswer:
     if due == "epoch":
         return PublishAnswer(0, {}, is_stale=True)
     parts = [refusal.split(":") for refusal in refused]
-    if not {why for _, why in parts} <= set(get_args(PublishStatus)):
+    if not {part[1] for part in parts} <= set(get_args(PublishStatus)):
         raise ValueError
-    return PublishAnswer(int(due), {int(index) - 1: cast("PublishStatus", why) for index, why in parts})
+    statuses = {int(part[0]) - 1: cast("PublishStatus", part[1]) for part in parts if part[1] != "published"}
+    return PublishAnswer(int(due), statuses, dues_ms={int(part[0]) - 1: int(part[2]) for part in parts if part[2:]})
 
 
 def cancel(
-    keys: Keys, ids: Sequence[str], *, tombstone_ms: int | None = None, clock: int | None = None
+    keys: Keys,
+    ids: Sequence[str],
+    *,
+    tombstone_ms: int | None = None,
+    kind: Literal["cancelled", "purged"] = "cancelled",
+    clock: int | None = None,
 ) -> Call[list[CancelStatus]]:
     """
-    Cancel messages; the worker of a running message gets the information with the next lease renewal.
+    Cancel messages. A worker that runs a cancelled message is notified when it next renews the lease.
 
-    A cancelled id is free immediately; with `tombstone_ms` its publishes are refused for that time.
+    Args:
+        tombstone_ms: for how long a publish of a cancelled id is refused; None: the id can be published immediately.
+        kind: how the messages are counted; running messages always count as `cancelled`.
     """
     unique = once(bounded("ids", ids))
     tombstone: Arg = "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms)
 
     def happened(answer: list[CancelStatus]) -> list[Event]:
         cancelled = tuple(id for id, word in zip(ids, answer, strict=True) if word == "cancelled")
+        if kind == "purged":
+            return [events.Purged(keys.name, len(cancelled))] if cancelled else []
         return [events.Cancelled(keys.name, cancelled)]
 
     read = partial(words_of, ids, unique, known=get_args(CancelStatus))
-    args = (bare_arg(keys), tombstone, *unique)
+    args = (bare_arg(keys), tombstone, kind, *unique)
     return _call("cancel", keys, clock, args, read, happened, ids=unique, chosen_ids=unique)
 
 
@@ -278,12 +362,14 @@ def reschedule(
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """
-    The suspects of a queue that a process has when it claims.
+    The suspects of a queue in one process at the time of a claim.
+
+    A suspect is a message whose last lease expired, so it may have killed its process.
 
     Attributes:
         slots: how many messages of the queue may run at the same time in the process.
         held: how many suspects are prefetched or running.
-        narrowest: the lowest number of suspects allowed beside any of them, see `room`.
+        narrowest: the lowest `room` of these suspects; at most this many suspects may run together in the process.
     """
 
     slots: int
@@ -292,7 +378,7 @@ class Suspects:
 
     @staticmethod
     def room(one: Claimed, slots: int) -> int:
-        """Return how many suspects may run together with this suspect, itself included, in a process with `slots`."""
+        """Return how many suspects, with this suspect, may run at the same time in a process with `slots` slots."""
         return 1 if one.deaths > 2 or one.left <= 0 else max(1, slots >> one.deaths)  # noqa: PLR2004  see LEASE_DEATHS
 
 
@@ -303,8 +389,8 @@ class ClaimAnswer:
 
     Attributes:
         promote_in_ms, reclaim_in_ms: ms until the next promote or reclaim; or NOTHING_DUE or NOT_WATCHING.
-        behind: how many ids are left in ready and retry.
-        keyed: whether the queue has keys or limits, so that the claimed messages count as started.
+        behind: the number of ids in `ready` and `retry`, plus the number of keys, that are left to claim.
+        keyed: whether the queue has keys or limits. The claimed messages then count as started.
     """
 
     promote_in_ms: int
@@ -315,19 +401,20 @@ class ClaimAnswer:
 
 
 class Oversized(NamedTuple):
-    """The size of a value that is too large to read, and its first bytes with its header."""
+    """The size of a value that is too large to read, and its first bytes, which contain the header."""
 
     size: int
     start: bytes
 
 
-#: A message's value; None if it has none; its size if `commands.bodies` must read it.
+#: The answer of `bodies` for a message: its value, or None if Redis has no value. An int is the size of a value that
+#: `commands.bodies` must read in another call. `Oversized` stands for a value that is too large to be read.
 FoundBody = bytes | int | Oversized | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimAnswer:
-    """Ids by their new state, and the ms until the next deadline (NOTHING_DUE: none)."""
+    """The ids that a reclaim moved, by reason, and the ms until the next deadline, or NOTHING_DUE."""
 
     next_in_ms: int
     overdue: tuple[str, ...]
@@ -344,10 +431,13 @@ class ReclaimAnswer:
 
 def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[tuple[int, int]]:
     """
-    Move due messages from pending to ready; return how many moved and the ms until the next is due.
+    Move due messages from `pending` to `ready`.
 
-    In a queue with keys, messages with a key move to their key queues, and keys wake up. The returned time is then the
-    earliest of the next due message, the next key that wakes, and the next start that the queue's rate allows.
+    Return how many moved, and the ms until the next message is due.
+
+    In a queue with keys, messages with a key move to their key queues, and keys whose throttling is over are served
+    again. The returned time is then the earliest of three: the next due message, the next end of a throttling, and the
+    next start that the queue's rate allows.
     """
 
     def happened(answer: tuple[int, int]) -> Iterable[Event]:
@@ -373,19 +463,22 @@ def claim(
     clock: int | None = None,
 ) -> Call[ClaimAnswer]:
     """
-    Lease up to `limit` messages from ready and retry for `lease_ms`, beginning with `first`.
+    Lease up to `limit` messages of the lists `ready` and `retry`, beginning with the list `first`.
 
-    In a queue with keys, key queues take turns with these lists, within the queue's limits. `promote_in_ms` then
-    includes the next key that wakes and the next start that a rate allows.
+    In a queue with keys, key queues take turns with these lists, within the queue's limits. If a throttling ends or a
+    rate allows the next start before a message is due, `promote_in_ms` of the answer is the time until then.
 
     Args:
-        call_number: a repeated call with this number gets its first answer.
+        call_number: a second call with this number gets the messages of the first call that are still leased.
         limit: at most 500.
-        keyed_limit: the limit for a queue with keys, where claimed messages count as started; None: `limit`.
-        direct: how many of the messages may be suspects or have no retry left, which must not be prefetched; None: all.
-        suspects: the suspects of this process; None: none, and `limit` messages run at the same time.
-        watcher: the process that waits for the next due time if no other process does; empty: none.
-        spread: in a queue with keys, from how many keys to claim, where no key counts as one key; None: any number.
+        keyed_limit: the limit in a queue with keys, where claimed messages count as started; None: `limit`.
+        direct: how many of the messages may be suspects or have no retries left. Such messages must start immediately
+            and not be prefetched. None: any number.
+        suspects: the suspects of this process; None: no suspects, and `limit` slots.
+        watcher: the name of this process, if it offers to wait for the next due time; otherwise empty. The process
+            waits if no other process does.
+        spread: in a queue with keys, the largest number of keys to claim from. All messages without a key count as one
+            key. None: any number.
 
     Raises:
         ConfigurationError: `limit` or `lease_ms` is out of range.
@@ -411,10 +504,10 @@ def reclaim(
     keys: Keys, *, limit: int = 500, spare_leases: bool = False, clock: int | None = None
 ) -> Call[ReclaimAnswer]:
     """
-    Move up to `limit` messages with an expired deadline to retry, or to garbage if no retries are left.
+    Move up to `limit` messages with an expired deadline to `retry`, or to `garbage` if no retries are left.
 
-    Messages with a key return to the heads of their key queues. With `spare_leases` it takes only nacked and cancelled
-    messages, because a worker may be about to renew the leases of the others.
+    Messages with a key return to the heads of their key queues. With `spare_leases`, expired leases are skipped, except
+    leases of dead processes: after an outage, workers may be about to renew them.
     """
     args = (limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
 
@@ -433,7 +526,11 @@ def reclaim(
 
 
 def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None = None) -> Call[list[FoundBody]]:
-    """Read the values of messages: small values directly, of others the sizes; none larger than `max_body` allows."""
+    """
+    Read the values of messages; if they are large in total, read only their sizes.
+
+    If a body is larger than `max_body`, read its size and its header.
+    """
     return Call(
         script("bodies"),
         keys.msgs(ids),
@@ -443,7 +540,14 @@ def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None =
 
 
 def delivery(claimed: Claimed, found: bytes | Oversized, *, max_body: int, bare: bool) -> Delivery:
-    """Return a message's delivery from its value; no handler gets a body of more than `max_body` bytes."""
+    """
+    Return the delivery of a message, read from its value in Redis.
+
+    A body above `max_body` bytes is left out; `refusal` of the delivery then gives the reason.
+
+    Args:
+        bare: whether the value has no envelope, as in a queue of Go's layout.
+    """
     if isinstance(found, bytes):
         header, payload = open_envelope(found, bare=bare)
         refusal = "" if len(payload) <= max_body else _too_large(len(payload), max_body)
@@ -478,10 +582,19 @@ def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Ids with an invalid receipt, and ids of messages that were cancelled meanwhile."""
+    """
+    The answer of a call that settles messages: the messages that it did not settle.
+
+    Attributes:
+        lost: the ids with an invalid receipt.
+        cancelled: the ids of messages that were cancelled during their lease.
+        followed: the ids of messages with a valid receipt that another script must settle. If the call was not
+            `succeed`, they have successors and need `succeed`; otherwise, their successors were cancelled.
+    """
 
     lost: tuple[str, ...]
     cancelled: tuple[str, ...] = ()
+    followed: tuple[str, ...] = ()
 
 
 def ack(
@@ -491,32 +604,34 @@ def ack(
     kind: Literal["acked", "expired"] = "acked",
     history: int = 0,
     took_ms: Sequence[int] = (),
+    results: Sequence[str] = (),
+    keep_ms: int = 0,
     clock: int | None = None,
 ) -> Call[Settled]:
     """
-    End messages.
+    End messages, as acked or as expired.
 
     Args:
-        receipts: receipts, each with the ms for which its chosen id is blocked after the end, or None.
+        receipts: for each message its receipt, and for how many ms its chosen id is blocked after the end, or None.
         kind: `acked`, or `expired` for messages without a body at the claim.
         history: how many of the last acked messages Redis keeps.
         took_ms: how long each message ran, in ms, for that history.
+        results: the record of each message's result; empty to keep no results.
+        keep_ms: for how many ms Redis keeps the results.
     """
     claims = [claimed for claimed, _ in bounded("receipts", receipts)]
     ids = [claimed.id for claimed in claims]
     windows: list[Arg] = [window or "" for _, window in receipts]
-    tail_keys = [*keys.msgs(ids)]
-    # For a bare or missing body, only Redis has stored whether the id was chosen.
-    if keys.bare or kind == "expired" or any(windows):
-        tail_keys += map(keys.dedup, ids)
+    # The script needs the dedup keys if an id may be a chosen id. A bare or missing body does not show whether the id
+    # is chosen.
+    chosen_ids = ids if keys.bare or kind == "expired" or any(windows) else ()
     times: Iterable[Arg] = took_ms or repeat("")
     if kind == "expired":
         times = [claimed.token for claimed in claims]
-    args = _settle_args((clock_arg(clock), kind, history), claims, zip(windows, times, strict=False))
-    lua = script("ack")
-    happened = events.Acked if kind == "acked" else events.Expired
-    named = (*lua.lead(keys), *tail_keys)
-    return Call(lua, named, args, lambda reply: Settled(_of(ids, reply)), partial(_settled, keys, ids, "ack", happened))
+    kept: Arg = msgspec.msgpack.encode([str(keep_ms), *results]) if results else ""
+    args = _settle_args((kind, history, kept), claims, zip(windows, times, strict=False))
+    settled = partial(_settled, keys, ids, "ack", events.Acked if kind == "acked" else events.Expired)
+    return _call("ack", keys, clock, args, partial(_unsettled, ids), settled, ids=ids, chosen_ids=chosen_ids)
 
 
 def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clock: int | None = None) -> Call[Settled]:
@@ -525,15 +640,15 @@ def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clo
 
     Args:
         failures: for each message its receipt, the ms until its redelivery, the text of its `FailureNote`, and its
-            value. A value makes the message garbage: it is required if no retry is left, and otherwise empty. Without a
-            value, a wait of -1 makes garbage of an empty body, and -2 of a body that stays in Redis unchanged.
+            value. With an empty value, the message is redelivered. With a value, it fails for good and becomes garbage.
+            If no retry is left, pass a value. If a message without a value must become garbage, replace the ms by
+            -1 for an empty body, or by -2 for a body that stays in Redis.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
     claims = [failure[0] for failure in failures]
-    args = _settle_args((clock_arg(clock), bare_arg(keys)), claims, [failure[1:] for failure in failures])
-    lua = script("nack")
-    named = (*lua.lead(keys), *keys.msgs(ids))
-    return Call(lua, named, args, partial(_lost_cancelled, ids), partial(_settled, keys, ids, "nack", events.Nacked))
+    args = _settle_args((bare_arg(keys),), claims, [failure[1:] for failure in failures])
+    settled = partial(_settled, keys, ids, "nack", events.Nacked)
+    return _call("nack", keys, clock, args, partial(_lost_cancelled, ids), settled, ids=ids)
 
 
 def failure(
@@ -548,10 +663,12 @@ def failure(
     took_ms: int | None = None,
 ) -> tuple[Claimed, int, str, bytes]:
     """
-    Return an item for `nack`, with the value if the message must not run again: without retries, or if `final`.
+    Build an item for the argument `failures` of `nack`.
+
+    The item has the message's value if the message must not run again: no retry is left, or `final` is True.
 
     Args:
-        reason, error, raised, by, took_ms: the fields of a `FailureNote`; for `error` its text.
+        reason, error, raised, by, took_ms: the fields of a `FailureNote`; `error` is its `text`.
     """
     last = final or delivery.claimed.left <= 0
     if last and not delivery.value:
@@ -561,27 +678,46 @@ def failure(
 
 
 def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:
-    """Move deadlines to `lease_ms` from now; the answer includes the ids of messages that were cancelled meanwhile."""
+    """
+    Renew leases for `lease_ms` from now; the answer also reports which messages were cancelled.
+
+    Pass 0 to end the leases of a dead process: even a reclaim with `spare_leases` then redelivers its messages.
+    """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
-    args: list[Arg] = [clock_arg(clock), span("lease_ms", lease_ms)]
+    args: list[Arg] = [clock_arg(clock), check_int("lease_ms", lease_ms, most=LONGEST_SPAN_MS)]
     for claimed in receipts:
         args += (claimed.id, claimed.nonce)
     return Call(script("extend"), (keys.unack, keys.lease), args, partial(_lost_cancelled, ids))
+
+
+def checkpoint(
+    keys: Keys, checkpoints: Sequence[tuple[Claimed, int, str]], *, clock: int | None = None
+) -> Call[Settled]:
+    """
+    Store the last checkpoint of running messages in their headers.
+
+    Args:
+        checkpoints: for each message its receipt, the number of the checkpoint, and the header field as a JSON string.
+    """
+    ids = [claimed.id for claimed, *_ in bounded("checkpoints", checkpoints)]
+    args: list[Arg] = [clock_arg(clock)]
+    for claimed, number, saved in checkpoints:
+        args += (claimed.id, claimed.nonce, number, saved)
+    return Call(script("checkpoint"), (keys.unack, keys.lease, *keys.msgs(ids)), args, partial(_lost_cancelled, ids))
 
 
 def release(
     keys: Keys, receipts: Sequence[Claimed], *, sleep_ms: int | None = None, clock: int | None = None
 ) -> Call[Settled]:
     """
-    Return unstarted messages to the head of ready, or of their key queue, the first of `receipts` foremost.
+    Return unstarted messages to the head of `ready` or of their key queue, in the order of `receipts`.
 
-    No retry is spent. With `sleep_ms`, their keys sleep for that time; for a message without a key the whole queue
-    sleeps. Only for messages that were claimed from a queue with keys.
+    No retry is spent. `sleep_ms` is only for queues with keys: it throttles the keys of the returned messages for that
+    time. A returned message without a key throttles the whole queue.
     """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     sleep: Arg = "" if sleep_ms is None else span("sleep_ms", sleep_ms)
-    args = _settle_args((clock_arg(clock), sleep), receipts, [()] * len(receipts))
-    lua = script("release")
+    args = _settle_args((sleep,), receipts, [()] * len(receipts))
 
     def happened(name: str, released: tuple[str, ...]) -> Event:
         if sleep_ms is None:
@@ -590,51 +726,87 @@ def release(
         return events.Throttled(name, released, tuple(throttled), sleep_ms / 1000)
 
     settled = partial(_settled, keys, ids, "release", happened)
-    return Call(lua, lua.lead(keys), args, lambda reply: Settled(_of(ids, reply)), settled)
+    return _call("release", keys, clock, args, partial(_unsettled, ids), settled)
 
 
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
-    """Postpone each message by its ms, without spending a retry."""
+    """Redeliver each message after the given number of ms, without spending a retry."""
     ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
     claims = [claimed for claimed, _ in receipts]
-    args = _settle_args((clock_arg(clock), bare_arg(keys)), claims, [(delay_ms,) for _, delay_ms in receipts])
-    lua = script("snooze")
-    named = (*lua.lead(keys), *keys.msgs(ids))
+    args = _settle_args((bare_arg(keys),), claims, [(delay_ms,) for _, delay_ms in receipts])
     settled = partial(_settled, keys, ids, "snooze", events.Snoozed)
-    return Call(lua, named, args, partial(_lost_cancelled, ids), settled)
+    return _call("snooze", keys, clock, args, partial(_lost_cancelled, ids), settled, ids=ids)
+
+
+def succeed(
+    keys: Keys,
+    receipts: Sequence[Claimed],
+    *,
+    kind: str,
+    history: int = 0,
+    took_ms: Sequence[int] = (),
+    clock: int | None = None,
+) -> Call[Settled]:
+    """
+    End running messages that have successors; the successors take their ids.
+
+    Args:
+        kind: `acked` for a message that succeeded. With any other word, the successor replaces the message: the
+            message does not run again and leaves no dead letter.
+        history, took_ms: see `ack`.
+    """
+    ids = [claimed.id for claimed in bounded("receipts", receipts)]
+    rows: list[tuple[Arg]] = [(one,) for one in took_ms] or [("",)] * len(ids)
+    args = _settle_args((kind, history), receipts, rows)
+
+    def happened(answer: Settled) -> Iterable[Event]:
+        if kind == "acked":
+            yield from _settled(keys, ids, "ack", events.Acked, answer)
+        elif answer.lost:
+            yield events.LeaseLost(keys.name, answer.lost, "nack")
+
+    return _call("succeed", keys, clock, args, partial(_unsettled, ids), happened, ids=ids)
 
 
 def _settle_args(head: Sequence[Arg], receipts: Sequence[Claimed], rows: Iterable[Sequence[Arg]]) -> list[Arg]:
-    """Return the arguments `head`, then for each receipt its id, nonce, a row of `rows`, and its key if it has one."""
-    keyed = any(map(attrgetter("key"), receipts))
+    """
+    Return the arguments `head`, followed by arguments for each receipt.
+
+    The arguments for a receipt are its id, its nonce and its item of `rows`. If any receipt of the call has a message
+    key, each receipt also has the argument `key`. It contains the message key; if the job has reported its real cost,
+    the cost and the fencing token follow the key.
+    """
+    keyed = any(one.key or (one.spent is not None and one.key is not None) for one in receipts)
     args: list[Arg] = [*head, "1" if keyed else ""]
     for claimed, row in zip(receipts, rows, strict=True):
         args += (claimed.id, claimed.nonce, *row)
         if keyed:
-            args.append(claimed.key or "")
+            key = claimed.key or ""
+            args.append(key if claimed.spent is None else f"{key}{COST_MARK}{claimed.spent} {claimed.token}")
     return args
 
 
-def _lost_cancelled(ids: Sequence[str], reply: Sequence[Any]) -> Settled:
-    return Settled(_of(ids, reply[0]), _of(ids, reply[1]))
-
-
-def _of(ids: Sequence[str], reply: Sequence[bytes]) -> tuple[str, ...]:
-    """Return the ids in a reply; raise ValueError for an id that was not in the call."""
-    if reply == []:
-        return ()
-    answered = texts(reply)
-    if not set(answered) <= set(ids):
+def _unsettled(ids: Sequence[str], lost: Sequence[Any], cancelled: Sequence[bytes] = ()) -> Settled:
+    """Return which messages were not settled, from a reply; raise ValueError for an id that was not in the call."""
+    if not lost and not cancelled:
+        return Settled(())
+    stopped, followed = texts(cancelled), texts(chain.from_iterable(one for one in lost if isinstance(one, list)))
+    gone = texts(one for one in lost if not isinstance(one, list))
+    if not {*gone, *followed, *stopped} <= set(ids):
         raise ValueError
-    return answered
+    return Settled(gone, stopped, followed)
+
+
+def _lost_cancelled(ids: Sequence[str], reply: Sequence[Any]) -> Settled:
+    return _unsettled(ids, reply[0], reply[1])
 
 
 def _settled(
     keys: Keys, ids: Sequence[str], verb: str, happened: Callable[[str, tuple[str, ...]], Event], answer: Settled
 ) -> Iterable[Event]:
     done: Sequence[str] = ids
-    if answer.lost or answer.cancelled:  # a late and a valid receipt of a message can be in one call
-        gone = Counter((*answer.lost, *answer.cancelled))
+    if answer != Settled(()):  # a call may have a valid and an invalid receipt of the same message
+        gone = Counter((*answer.lost, *answer.cancelled, *answer.followed))
         done = list((Counter(ids) - gone).elements())
     if done:
         yield happened(keys.name, tuple(done))
@@ -650,7 +822,11 @@ def _settled(
 def collect(
     keys: Keys, ids: Sequence[str], *, dead_letter_limit: int, letters_ms: int, clock: int | None = None
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Turn garbage into dead letters, at most 8 MiB a call; return their ids, and the ids without a body."""
+    """
+    Turn garbage into dead letters, at most 8 MiB a call.
+
+    Return the ids of the dead letters, and the ids of messages without a body, which end as expired.
+    """
     bounded("ids", ids)
     args: list[Arg] = [dead_letter_limit, letters_ms, *ids]
 
@@ -679,7 +855,8 @@ def redrive(
     """
     Publish dead letters again; each is given by its letter id, message id and retries.
 
-    All answers are `stale` if the shard has a later map than `fence`, or is closed.
+    `fence` is the version of the caller's shard map. If the shard has a newer map, or accepts no messages, nothing is
+    published and all answers are `stale`.
     """
     ids = [id for _, id, _ in bounded("letters", letters)]
     args: list[Arg] = [bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else fence]
@@ -703,9 +880,12 @@ def purge(
     clock: int | None = None,
 ) -> Call[int]:
     """
-    Delete messages, and return how many were deleted; from a list or the key queue `line` only its oldest, in order.
+    Delete messages, and return how many were deleted.
 
-    A chosen id stays blocked for its `dedup`, as after any end, unless `free_ids`.
+    From a list, or from the key queue `line`, only the oldest messages can be deleted: `ids` must begin with the
+    oldest id and follow the order of the list.
+
+    With `free_ids`, chosen ids can be published again immediately. Otherwise they stay blocked for their `dedup` time.
     """
     ids = once(bounded("ids", ids))
 
@@ -718,9 +898,9 @@ def purge(
 
 def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
     """
-    Remove an empty queue, with `letters` also its dead letters; return how many messages and letters it had.
+    Remove an empty queue; with `letters`, also its dead letters.
 
-    With `look` it is only counted and not removed.
+    Return how many messages and dead letters it had. With `look`, only count them, and remove nothing.
     """
     return _call("forget", keys, clock, (int(letters), int(look)), lambda reply: (int(reply[0]), int(reply[1])))
 
@@ -737,18 +917,38 @@ def _counts(reply: list[Any]) -> Counts:
         if text is not None:
             number = whole_number(text)
             if number is None:
-                raise ProtocolError(f"the total {kind} is not a number; `reliq check` says more")
+                raise ProtocolError(f"the total {kind} is not a number; run `reliq check`")
             if number < 0:
-                raise ProtocolError(f"the total {kind} is spoilt: {number}; `reliq check` says more")
+                raise ProtocolError(f"the total {kind} is negative: {number}; run `reliq check`")
             totals[kind] = number
     states = (pending, ready, unack, retry, garbage, dead)
     return Counts(*states, bool(paused), totals, waiting=max(0, waiting), keyed=waiting >= 0)
 
 
+def status(keys: Keys, id: str, *, life: int | None = None, clock: int | None = None) -> Call[list[Any]]:
+    """
+    Return a list with one item: the status of a message in this shard, or `not_found`.
+
+    Args:
+        life: the publish time of the message, as in its header; None for the last message with this id.
+    """
+
+    def read(reply: list[bytes]) -> list[Any]:
+        return ["not_found"] if reply[0] == b"not_found" else [parse_status(life, *reply)]
+
+    return _call("status", keys, clock, [id], read, ids=[id])
+
+
 def tidy(
     keys: Keys, *, cursor: int = 0, lease_cursor: int = 0, clock: int | None = None
 ) -> Call[tuple[int, int, int, int]]:
-    """Check a part of unack and lease; return the next cursors, shortened deadlines and removed state words."""
+    """
+    Clean up a part of the Redis keys `unack` and `lease`.
+
+    Return the next scan cursor of each key, the number of shortened deadlines, and the number of removed state words.
+    A deadline is shortened if it is further away than the lease is long. A state word, the state of a message in
+    `lease`, is removed if the message no longer exists.
+    """
 
     def read(reply: Sequence[Any]) -> tuple[int, int, int, int]:
         return int(reply[0]), int(reply[1]), int(reply[2]), int(reply[3])
@@ -761,19 +961,70 @@ def tidy(
 
 def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: int | None = None) -> Call[bool]:
     """
-    Write limits, and let keys be served again if the limits allow it; return whether the limits were written.
+    Write limits, and serve keys that the new limits allow; return whether the limits were written.
 
     Args:
         fields: the limits, with the field names of `reliq.settings`; an empty value removes a limit.
-        declared: the fingerprint of a declaration. Its fields replace all others, unless the last declaration was the
-            same. Empty: only the given fields are written.
+        declared: the fingerprint of the limits that a worker declares in code. `fields` then replace all limits, unless
+            the last declaration had the same fingerprint. Empty: only the given fields are written.
     """
     return _call("limit", keys, clock, (declared, *chain.from_iterable(fields.items())), bool)
 
 
 def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
-    """Put a key to sleep for `for_ms`, or without end for None; 0 wakes it. Return whether it was asleep before."""
+    """Throttle a key for `for_ms` (None: forever; 0: end the throttling); return whether it was throttled before."""
     return _call("sleep", keys, clock, (key, "" if for_ms is None else for_ms), bool)
+
+
+class Booking(NamedTuple):
+    """
+    The answer of a booking.
+
+    Attributes:
+        wait_us: the microseconds until the booked start; if nothing was booked, until the next try.
+        starts: how many messages may start then; 0 if nothing was booked.
+        at_us: the time of the start in unix microseconds, by the clock of the limit's Redis.
+        next_us: the microseconds that this process must wait before its next try, so that other processes try first.
+        before: the rate and burst that a declaration has replaced, as text; empty if it changed nothing.
+    """
+
+    wait_us: int
+    starts: int
+    at_us: int
+    next_us: int
+    before: str
+
+
+def book(
+    limit: Limit,
+    starts: int,
+    cost: int = 0,
+    *,
+    after_us: int = 0,
+    queue: str = "",
+    backlog: int = 10**9,
+    clock: int | None = None,
+) -> Call[Booking]:
+    """
+    Book up to `starts` starts of a shared limit, at least `after_us` from now.
+
+    A call with 0 starts and no cost only declares the limit's rates and bursts. With a cost, all starts are booked
+    together. Negative numbers give back unused starts and costs; `after_us` is then the time of the booked start. A
+    cost with 0 starts corrects a booking. Never repeat a call that gives back or corrects, because the limit would
+    count it twice.
+
+    Args:
+        cost: how much the messages take from a rate by cost.
+        queue: the name of the shard whose messages start.
+        backlog: how many of its messages wait; all processes together book at most this many starts.
+    """
+    args = (clock_arg(clock), starts, cost, after_us, *limit.declared, f"of {queue}", backlog)
+
+    def read(reply: Sequence[Any]) -> Booking:
+        wait_us, booked, at_us, next_us, before = reply
+        return Booking(int(wait_us), int(booked), int(at_us), int(next_us), before.decode())
+
+    return Call(script("book"), (limit_key(limit.name),), args, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -784,13 +1035,13 @@ class KeyQueue:
     Attributes:
         key: the key, or the name of a priority's key queue.
         waiting: how many messages are due and wait in the key queue.
-        in_flight: how many places of the key are taken: by running messages, or by an ordered message before
-            redelivery.
-        weight: how many messages the key gets in each turn; other keys get 1.
-        state: why the messages wait. `in turn`: for a worker; `asleep`: until `asleep_until`; `paused`: for a resume;
-            `saturated`: until a message of the key ends; `standing`: for an unknown reason, which `reliq check
-            --repair` fixes; `empty`: no message waits.
-        asleep_until: in unix seconds by Redis' clock; None if the key does not sleep, or is paused without an end.
+        in_flight: how many messages count against the key's concurrency: running messages, and in an ordered queue a
+            message that waits for its redelivery.
+        weight: how many messages the key gets for each message of a key with the default weight, 1.
+        state: messages wait for a worker (`in turn`), until `asleep_until` (`asleep`), until an operator resumes the
+            key (`paused`), until a running message of the key ends (`saturated`), or for an unknown reason, which
+            `reliq check --repair` fixes (`standing`). `empty`: no message waits.
+        asleep_until: the end of the throttling or pause, in unix seconds by Redis' clock; None without an end.
     """
 
     key: str
@@ -807,13 +1058,14 @@ class KeyQueues:
     The key queues of a queue.
 
     Attributes:
-        largest: the requested number of key queues, those with most waiting messages first; or the named key queues.
+        largest: the key queues with the most waiting messages, the longest first; or the requested key queues.
         in_turn: how many keys wait for a worker.
-        asleep: how many keys sleep or are paused.
+        asleep: how many keys are throttled or paused.
         running: how many messages run, over all processes.
-        is_full: whether no message may start now: the queue's rate or concurrency is used up, or the queue sleeps.
-        asleep_until: until when the whole queue sleeps, in unix seconds by Redis' clock; None if it does not.
-        next: the id of the message with the next turn; empty if no message waits for a worker.
+        is_full: whether no message may start now: the queue's rate or concurrency is used up, or the queue is
+            throttled.
+        asleep_until: until when the whole queue is throttled, in unix seconds by Redis' clock; None if it is not.
+        next: the id of the message that a worker claims next; empty if no message waits for a worker.
         waiting: how many messages wait in all key queues, if `Admin.keys` has counted them.
     """
 
@@ -831,9 +1083,9 @@ def key_queues(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int
     """
     Read the key queues of the keys `of`, or the largest key queues.
 
-    The largest are searched in a sample: a hundred keys in turn, a hundred sleeping keys, the keys of a hundred taken
-    places, and the keys of 200 random living messages. For a queue with few keys that is all keys; for a queue with
-    many keys, those with a large share of the waiting messages.
+    The largest key queues are searched in a sample: a hundred keys that wait for a worker, a hundred throttled
+    keys, the keys of a hundred running messages, and the keys of 200 random living messages. In a queue with few keys,
+    the sample has all keys. In a queue with many keys, it has the keys with a large share of the waiting messages.
     """
     return _call("key_queues", keys, clock, (most, *bounded("keys", of)), _key_queues)
 
@@ -868,16 +1120,17 @@ def _key_queue(
 
 
 def _until(text: bytes) -> float | None:
-    """Return the end of a sleep; None for no sleep or no end."""
+    """Return the end of a throttling; None if there is no throttling, or if it has no end."""
     at = float(text) if text else inf
     return None if at == inf else clamp_time(at)
 
 
 def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None = None) -> Call[dict[str, str]]:
     """
-    Return the first message of each key that waits without a turn: of the keys `of`, and of a sample of other keys.
+    Return the first message id of each throttled or saturated key.
 
-    The sample has the `most` keys that sleep longest, and the keys of `most` random taken places.
+    This searches the keys `of` and a sample of other keys: the `most` keys that are throttled longest, and the keys of
+    `most` randomly selected messages that run.
     """
 
     def read(reply: list[bytes]) -> dict[str, str]:
@@ -886,16 +1139,16 @@ def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None 
     return _call("held_up", keys, clock, (most, *bounded("keys", of)), read)
 
 
-# ---- periodic entries
+# ---- periodic jobs
 
 
 @dataclass(frozen=True, slots=True)
 class InForce:
     """
-    A periodic entry with a schedule in force.
+    The state of a periodic job in Redis. A tick is a due time of its schedule.
 
     Attributes:
-        last: the tick up to which every tick is settled, in unix seconds.
+        last: the last settled tick, in unix seconds: it and all earlier ticks were published, skipped or missed.
         asked: when an immediate run was requested, in unix ms; None without a request.
     """
 
@@ -906,17 +1159,17 @@ class InForce:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """
-    A tick of a periodic entry, or a requested run.
+    A tick (due time) of a periodic job, or a run that was requested.
 
     Attributes:
         entry, schedule: the entry's name, and its schedule as text.
         at: the tick, in unix seconds.
-        since: the last tick that was settled before it.
-        missed: how many ticks between the two are counted as missed.
-        message: id and value, as for `publish`; None if this tick itself is missed, which `missed` includes.
+        since: the last settled tick before `at`, in unix seconds.
+        missed: how many ticks between `since` and `at` are counted as missed.
+        message: id and value, as for `publish`; None if the tick `at` is missed too; `missed` then includes it.
         due_ms: when the message is due, in unix ms; a time in the past means now.
         asked: when the run was requested, in unix ms; None for a tick.
-        overlap: whether to publish the tick while the entry's last message has not ended.
+        overlap: whether to publish the tick even if the entry's last message has not ended.
     """
 
     entry: str
@@ -934,12 +1187,12 @@ def register(
     keys: Keys, entries: Sequence[tuple[str, str]], *, newest: bool = False, clock: int | None = None
 ) -> Call[tuple[int, list[InForce | None]]]:
     """
-    Put periodic entries in force, each by name and schedule; return Redis' clock in ms and the progress of each.
+    Register periodic jobs by name and schedule; return Redis' clock in ms and an `InForce` for each.
 
     Args:
-        newest: whether to replace other schedules, as a starting process does. Otherwise only a schedule is replaced
-            that no process has registered for half a minute. The answer for an entry with another schedule in force is
-            None.
+        newest: whether to replace a different stored schedule, as a starting process does. False: replace it only if no
+            process has registered that schedule for half a minute. If Redis keeps a different schedule, the
+            answer for this job is None.
     """
     args = ("1" if newest else "", *chain.from_iterable(bounded("entries", entries)))
 
@@ -947,7 +1200,7 @@ def register(
         in_force: list[InForce | None] = []
         for at in range(1, 1 + 2 * len(entries), 2):
             last, asked = reply[at : at + 2]
-            moment = whole_number(asked)  # another program wrote an invalid time
+            moment = whole_number(asked)  # None for an invalid time that another program wrote
             asked_ms = moment if moment and 0 < moment < LAST_SECOND * 1000 else None
             in_force.append(InForce(int(last), asked_ms) if last else None)
         return int(reply[0]), in_force
@@ -957,12 +1210,13 @@ def register(
 
 def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None = None) -> Call[TickStatus]:
     """
-    Publish the message of a tick and continue with the next, unless another process has done so.
+    Publish the message of a tick and mark the tick as settled, unless another process has done so.
 
     Returns:
-        `published`; `paused` or `overlap` if the tick is skipped (with `paused` also the missed ticks before it);
-        `missed` without a message; `done` if another process was first; `superseded` if another schedule is in force,
-        `unknown` if none is.
+        `published`; or a reason why no message was published. `paused`: the tick is skipped, as well as the missed
+        ticks before it. `overlap`: the tick is skipped, because the job's last message has not ended. `missed`: the
+        call has no message for the tick. `done`: another process has settled the tick. `superseded`: Redis has another
+        schedule for the job. `unknown`: Redis has no schedule for the job.
     """
     asked: Arg = "" if tick.asked is None else tick.asked
     args: list[Arg] = [tick.entry, tick.schedule, tick.since, tick.at, asked, tick.overlap]
@@ -983,18 +1237,128 @@ def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None
     return _call("tick", keys, clock, args, read, happened, ids=tick.message[:1] if tick.message else ())
 
 
+# ---- schedules that were made at run time
+
+
+class DuePlan(NamedTuple):
+    """
+    A stored schedule that is due.
+
+    Attributes:
+        name: the schedule's name.
+        row: the schedule's value in the hash `plans`; empty if it is missing.
+        since: the schedule's next tick in unix seconds, as the text that Redis returned.
+    """
+
+    name: str
+    since: str
+    row: bytes
+
+
+class DuePlans(NamedTuple):
+    """
+    The answer of `plan_due`.
+
+    Attributes:
+        now_ms: Redis' clock.
+        wait_ms: the ms until the next tick; -1 without a schedule.
+        due: how many schedules are due.
+        found: the part of the due schedules that the caller asked for.
+    """
+
+    now_ms: int
+    wait_ms: int
+    due: int
+    found: list[DuePlan]
+
+
+class PlanTick(NamedTuple):
+    """
+    A tick of a stored schedule.
+
+    Attributes:
+        id: the message id.
+        name, revision: the name and revision of the schedule.
+        since: this tick in unix seconds, which Redis has stored as the schedule's next tick.
+        next: the tick after this tick; empty if there is none.
+        ttl_ms, retries, line: the options of the message; `line` has its key and cost.
+        value: the message, as for `publish`; empty to publish none.
+    """
+
+    id: str
+    name: str
+    revision: str
+    since: str
+    next: Arg
+    ttl_ms: int = 1
+    retries: int = 0
+    value: bytes = b""
+    line: str = ""
+
+
+def plan(
+    keys: Keys,
+    verb: Literal["write", "delete", "pause", "resume"],
+    name: str,
+    *,
+    revision: str = "",
+    next: int | None = None,
+    line: str = "",
+    value: bytes = b"",
+    clock: int | None = None,
+) -> Call[PlanStatus]:
+    """
+    Write, delete, pause or resume a stored schedule.
+
+    Args:
+        next: the next tick in unix seconds, for a write or a resume; None if there is none.
+        line: for a write, the key queue of the messages.
+        value: for a write, the stored schedule without revision and pause; for a pause, its author and reason as JSON.
+    """
+    args: list[Arg] = [verb, name, revision, "" if next is None else next, line, value]
+    return _call("plan", keys, clock, args, lambda reply: words([reply], [verb], get_args(PlanStatus))[0])
+
+
+def plan_due(keys: Keys, *, skip: int = 0, limit: int = 0, clock: int | None = None) -> Call[DuePlans]:
+    """Return Redis' clock, the ms until the next tick, and at most `limit` due schedules after the first `skip`."""
+
+    def read(reply: list[Any]) -> DuePlans:
+        rows = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
+        found = [DuePlan(id_text(name), since.decode(), row) for name, since, row in rows]
+        return DuePlans(reply[0], reply[1], reply[2], found)
+
+    return _call("plan_due", keys, clock, [skip, limit_arg(limit)], read)
+
+
+def plan_tick(keys: Keys, ticks: Sequence[PlanTick], *, clock: int | None = None) -> Call[list[PlanTickStatus]]:
+    """Publish the messages of ticks, and set the next ticks of their schedules."""
+    has_keys = any(tick.line for tick in ticks)
+    rows = chain.from_iterable(tick if has_keys else tick[:-1] for tick in bounded("ticks", ticks))
+    ids = [tick.id for tick in ticks]
+
+    def happened(answers: list[PlanTickStatus]) -> Iterable[Event]:
+        if published := tuple(id for id, answer in zip(ids, answers, strict=True) if answer == "published"):
+            yield events.Published(keys.name, published)
+
+    args = (ENVELOPE_START, "1" if has_keys else "", *rows)
+    return _call(
+        "plan_tick", keys, clock, args, lambda reply: words(reply, ids, get_args(PlanTickStatus)), happened, ids=ids
+    )
+
+
 # ---- the shards of a queue
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationBatch:
     """
-    Messages or dead letters on their way from one shard to others.
+    Messages or dead letters that are being moved from one shard to others.
 
     Attributes:
-        number: the number of this departure, higher than all earlier numbers of its shard.
-        records: name -> all data that the other shard needs.
-        letters: whether these are dead letters instead of messages.
+        number: the batch number, higher than the numbers of all earlier batches from the same shard.
+        records: all data of each message or dead letter, by its name. A message's name is its id; a dead letter's name
+            is the letter id, a space and the message id.
+        letters: whether the batch has dead letters instead of messages.
     """
 
     number: int
@@ -1002,7 +1366,7 @@ class MigrationBatch:
     letters: bool
 
     def id_of(self, name: str) -> str:
-        """Return the message id in a name: the name of a message, or the second part of a letter's name."""
+        """Return the message id from the name of a message or dead letter."""
         return name.partition(" ")[2] if self.letters else name
 
 
@@ -1016,13 +1380,14 @@ def ask(
     clock: int | None = None,
 ) -> Call[list[AskStatus]]:
     """
-    Ask the old home shard of chosen ids whether they may be published at their new home.
+    Ask the shard that held chosen ids before a resize whether their new shard may publish them.
 
-    From then on, the shard accepts no chosen id by a map older than `fence`.
+    From then on, the asked shard refuses chosen ids from publishers with an older shard map.
 
     Args:
-        ids: the ids; without ids the call only raises the fence.
-        closing: whether the shard accepts no messages at all from now on.
+        ids: the ids; without ids, the call only stores the fence.
+        fence: the version of the caller's shard map, which the asked shard stores.
+        closing: whether the asked shard accepts no messages at all from now on.
         replace: whether an id counts as free if it is blocked after its end.
     """
     args = (fence, "1" if closing else "", "1" if replace else "", *bounded("ids", ids))
@@ -1033,7 +1398,9 @@ def ask(
 
 def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) -> Call[bytes]:
     """
-    Write the next map of a queue's shards if the map is `before`; return the map in Redis after that.
+    Replace a queue's shard map `before` by `after`; return the map that Redis then has.
+
+    If Redis has another map than `before`, nothing is written.
 
     If a queue with keys or limits would get several shards, the answer is REMAP_KEYED and nothing is written.
     """
@@ -1042,9 +1409,10 @@ def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) 
 
 def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | None = None) -> Call[MigrationBatch]:
     """
-    Hold messages of a state, or dead letters, for a move to other shards; return the shard's current departure.
+    Set aside a batch of messages or dead letters for a move to other shards; return the batch.
 
-    While a departure is not over, no other messages are held. From a list only the oldest ids leave, in order.
+    A shard has only one such batch. Until `leave` has removed it, further calls return the same batch. From a list,
+    only the oldest messages can be set aside, in order.
     """
     ids = once(bounded("ids", ids))
     return _call("depart", keys, clock, (state, *ids), _departure, ids=ids)
@@ -1060,7 +1428,11 @@ def _departure(reply: Sequence[Any]) -> MigrationBatch:
 def arrive(
     keys: Keys, departure: MigrationBatch, names: Sequence[str], *, origin: int, clock: int | None = None
 ) -> Call[list[ArriveStatus]]:
-    """Add the messages of a departure from the shard `origin` to this shard; a repeated call gets the same answer."""
+    """
+    Add the messages of a batch from the shard `origin` to this shard.
+
+    A repeated call gets the same answer.
+    """
     args: list[Arg] = [origin, departure.number]
     for name in names:
         args += (name, departure.records[name])
@@ -1073,10 +1445,10 @@ def leave(
     keys: Keys, departure: MigrationBatch, staying: Collection[str] = (), *, clock: int | None = None
 ) -> Call[tuple[str, ...]]:
     """
-    Remove the messages that have arrived elsewhere, put the `staying` messages back, and end the departure.
+    Finish the move of a batch in its old shard: delete moved messages, and return `staying` messages to their states.
 
     Returns:
-        The ids that were cancelled meanwhile; the other shard has them.
+        The ids that were cancelled during the move; their messages must also be cancelled in the new shard.
     """
     args: list[Arg] = [departure.number]
     for name in departure.records:
@@ -1087,9 +1459,10 @@ def leave(
 # ---- call numbers
 
 
-#: Lanes are kept for at most this many calls with an unknown outcome: a repeated publish of their ids is safe.
+#: The numbers of at most this many calls with an unknown outcome are kept, so that a repeated publish is not run twice.
 PARKED_LIMIT = 1000
-#: A lane is kept for half the time of Redis, so that Redis still remembers a call when it is repeated.
+#: The number of a call with an unknown outcome is kept for this many seconds, half of REMEMBER_MS, so that Redis still
+#: stores its answer.
 PARKED_SECONDS = 300.0
 
 
@@ -1105,7 +1478,7 @@ Messages = tuple[Message, ...]
 
 class CallSequences:
     """
-    The lanes of one client in this process; a fork starts without lanes.
+    The call sequences (lanes) of one client in this process, see `CallNumber`; a forked process starts new sequences.
 
     Attributes:
         parked: the calls with an unknown outcome; while there are none, the messages of a publish need not be hashed.
@@ -1116,9 +1489,11 @@ class CallSequences:
 
     def take(self, messages: Messages = ()) -> CallNumber:
         """
-        Return the call number for publishing `messages`: the old number if that call's outcome is unknown.
+        Return the call number for publishing `messages`.
 
-        Any other call with one of the ids ends the old call: a later publish of the id is a new message.
+        If the outcome of an earlier call with the same `messages` is unknown, this returns the number of that call, so
+        that Redis does not publish twice. If another call with some of these ids has an unknown
+        outcome, its number is dropped, and `messages` get a new number.
         """
         if self._pid != os.getpid():
             self._start_over()
@@ -1136,12 +1511,12 @@ class CallSequences:
             return CallNumber(f"{self._client}{self._made}", 1)
 
     def give_back(self, call_number: CallNumber) -> None:
-        """Note that the call has its answer and its lane is free."""
+        """Make the sequence of an answered call available for a new call."""
         with self._lock:
             self._free.append(call_number)
 
     def park(self, call_number: CallNumber, messages: Messages) -> None:
-        """Note that the call's outcome is unknown, and keep its number for another publish of `messages`."""
+        """Keep the number of a call with an unknown outcome: another publish of these `messages` repeats the call."""
         with self._lock:
             self._end(message.id for message in messages)
             self.parked[messages] = call_number, time.monotonic()
@@ -1150,7 +1525,7 @@ class CallSequences:
                 self._forget(next(iter(self.parked)))
 
     def end(self, id: str) -> None:
-        """Note that a later publish of `id` is a new message, because the old message was cancelled."""
+        """Drop the kept call number of `id` after a cancel, because a later publish of the id is a new message."""
         if self.parked:
             with self._lock:
                 self._end([id])

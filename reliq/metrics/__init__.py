@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: of queues, read from Redis at each scrape, and of processes, counted from events."""
+"""Metrics for Prometheus: queue metrics are read from Redis at each scrape; process metrics count events."""
 
 from typing import TYPE_CHECKING
 
@@ -7,5 +7,5 @@ from reliq.distribution import lazy_names
 if TYPE_CHECKING:
     from reliq.metrics.process import PublishMetrics as PublishMetrics
 
-if not TYPE_CHECKING:  # `Admin` needs snapshots alone, and not the Prometheus client
+if not TYPE_CHECKING:  # import lazily: `Admin` uses reliq.metrics.snapshot without the Prometheus client
     __getattr__, __dir__, __all__ = lazy_names(__name__, {"reliq.metrics.process": "PublishMetrics"})

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Pause
 
-#: No process serves a schedule that was not reported for this many seconds. register.lua has the same limit.
+#: If no process has reported a schedule for this many seconds, no worker serves it. register.lua has the same limit.
 UNSERVED_SECONDS = 30
-#: A tick that is later than this many seconds is reported: workers check every few seconds.
+#: A tick counts as late after this many seconds; a smaller delay is normal, because workers check every few seconds.
 TICK_LATE_SECONDS = 5.0
-#: The reasons to skip a tick.
+#: The reasons for which a worker skips a tick: the job is paused, or its last message has not ended (overlap=skip).
 SKIPS = ("paused", "overlap")
 
 
@@ -30,19 +30,19 @@ class CronState:
     The state of a periodic job in Redis; times are unix seconds by Redis' clock.
 
     Attributes:
-        layout: the layout of its queue, as `--layout` accepts it.
-        schedule: a cron expression and its time zone, or `every` and seconds, from the process that started last.
-        seen: when a process last reported this schedule; 0 when none did.
-        last: the tick up to which all ticks are done.
-        next: the first tick that is not done; None when this version cannot read the schedule, or it has no further tick.
-        ticked: the last tick that was published; None when there is none.
-        last_id: its last message; empty when there was none.
-        missed: how many ticks were not published in time.
-        skipped: reason -> how many ticks were skipped: `paused`, `overlap`.
-        pause: the operator's pause and its reason; None when it is not paused.
-        late: for how many seconds the next tick has been due; several seconds mean that no process publishes it.
+        layout: the layout of the job's queue, as `--layout` accepts it.
+        schedule: a cron expression and its time zone, or `every` and seconds, as the newest process reported it.
+        seen: when a process last reported this schedule; 0 if no process has.
+        last: the latest tick that was published, skipped or missed.
+        next: the first tick after `last`; None if this version cannot read the schedule, or no further tick exists.
+        ticked: the last tick for which a message was published; None if there is none.
+        last_id: the id of the job's last message; empty if there is none.
+        missed: how many ticks were not published in time, for example because no worker ran.
+        skipped: how many ticks were skipped for each reason: `paused`, `overlap`.
+        pause: the operator's pause and its reason; None if the job is not paused.
+        late: for how many seconds `next` has been due; more than a few seconds mean that no process publishes it.
         is_served: whether a process reported this schedule within half a minute.
-        is_alive: whether its last message has not ended; with overlap=skip such a message blocks the next.
+        is_alive: whether the last message has not ended; with overlap=skip, the next tick is then skipped.
     """
 
     name: str
@@ -62,13 +62,13 @@ class CronState:
     is_alive: bool = False
 
     def at(self, now: float, *, is_alive: bool) -> CronState:
-        """Return the state with the fields that depend on the current time."""
+        """Return the state with `late`, `is_served` and `is_alive` set for the time `now` in unix seconds."""
         late = 0.0 if self.next is None else max(0.0, round(now - self.next, 3))
         return replace(self, late=late, is_served=now - self.seen <= UNSERVED_SECONDS, is_alive=is_alive)
 
 
 def cron_states(keys: Keys) -> Command[list[CronState]]:
-    """Read the periodic jobs of a queue, by name."""
+    """Return a command that reads the periodic jobs of a queue, sorted by name."""
 
     def read(reply: Any) -> list[CronState]:
         pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
@@ -76,7 +76,7 @@ def cron_states(keys: Keys) -> Command[list[CronState]]:
         for field, value in pairs:
             name, _, what = field.decode("utf-8", "replace").rpartition(" ")
             rows.setdefault(name, {})[what] = value
-        # A row without a schedule is another program's.
+        # Skip a job without the field `schedule`: another program wrote it.
         return [_state(keys, name, row) for name, row in sorted(rows.items()) if name and "schedule" in row]
 
     return Command(("HGETALL", keys.cron), read)

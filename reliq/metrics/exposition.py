@@ -1,8 +1,8 @@
 """
-The metrics in the formats of Prometheus: as text, or as objects for a user's registry of prometheus_client.
+The metrics in the formats of Prometheus: as text, or as objects for an application's prometheus_client registry.
 
-A page has tens of thousands of lines, and only their numbers change between two scrapes. So `Page` keeps the text before
-each number, and creates no object for a line.
+A page has tens of thousands of lines, and only their numbers change between two scrapes. To save time, `Page` keeps the
+text before each number, and creates no Python object for each line.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from prometheus_client.core import Metric
 
     from reliq.metrics.names import Spec
 
@@ -41,7 +39,8 @@ class Family:
     A metric with all its series.
 
     Attributes:
-        rows: label values -> value; the value of a histogram is the count of each bucket, not added up, and the sum.
+        rows: the value of each series, by label values. The value of a histogram is a sequence: the count of each
+            bucket, without the counts of smaller buckets, and then the sum.
     """
 
     spec: Spec
@@ -49,18 +48,18 @@ class Family:
 
 
 class Collector(ABC):
-    """A source of metrics. A registry of prometheus_client accepts it as a collector, too."""
+    """A source of metrics; also a valid collector for a registry of prometheus_client."""
 
     @abstractmethod
     def families(self) -> Iterable[Family]:
         """Return the current metrics."""
 
     def describe(self) -> list[Metric]:
-        """Return no descriptions: a registration must not ask Redis."""
+        """Return an empty list, so that the registration of this collector sends no requests to Redis."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics for a registry."""
+        """Yield the current metrics as objects of prometheus_client."""
         for family in self.families():
             spec = family.spec
             metric = _METRICS[spec.kind](spec.name, spec.help, labels=spec.labels)
@@ -74,10 +73,10 @@ class Collector(ABC):
 
 class Page:
     """
-    The text of all metrics of an endpoint.
+    The text of all metrics that an endpoint serves.
 
     Args:
-        foreign: a registry; its metrics follow the metrics of `collectors`.
+        foreign: a prometheus_client registry, whose metrics are added after the metrics of reliq.
     """
 
     def __init__(self, collectors: Sequence[Collector] = (), foreign: CollectorRegistry | None = None) -> None:
@@ -86,7 +85,7 @@ class Page:
         self._prefixes: dict[tuple[Spec, Labels], Sequence[str]] = {}
 
     def encode(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the page in the format that an Accept header asks for, and its content type."""
+        """Return the page in the format of the Accept header `accept`, and its content type."""
         try:
             encoder, content_type = choose_encoder(accept)
         except (TypeError, ValueError):  # a malformed header
@@ -110,12 +109,12 @@ class Page:
                         pieces.append(f"{starts[0]}{value}\n")
                     else:
                         pieces.append(f"{starts[0]}{floatToGoString(value)}\n")  # type: ignore[no-untyped-call]
-        self._prefixes = prefixes  # without the series that have ended
+        self._prefixes = prefixes  # keep only the series of this scrape, so that old series take no memory
         return "".join(pieces).encode("utf-8", "replace") + encoder(self._foreign), content_type
 
 
 def _line_starts(spec: Spec, labels: Labels) -> list[str]:
-    """Return the text before each number of a series; a histogram has its buckets, their count, and the sum."""
+    """Return the text before each number of a series. The numbers of a histogram are its buckets, count and sum."""
     pairs = [f'{name}="{value.translate(_ESCAPED)}"' for name, value in zip(spec.labels, labels, strict=True)]
     lines = [(spec.name, pairs)]
     if spec.kind == "histogram":
@@ -125,5 +124,5 @@ def _line_starts(spec: Spec, labels: Labels) -> list[str]:
 
 
 def _bounds(spec: Spec) -> list[str]:
-    """Return the upper bounds of a histogram's buckets as Prometheus spells them."""
+    """Return the upper bounds of a histogram's buckets, +Inf included, as Prometheus spells them."""
     return [floatToGoString(bound) for bound in (*spec.buckets, math.inf)]  # type: ignore[no-untyped-call]

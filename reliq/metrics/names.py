@@ -1,4 +1,4 @@
-"""All metrics of reliq: name, help text and labels. No other module spells the name of a metric."""
+"""All metrics of reliq: name, help text and labels. Other modules use these constants."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,41 +6,45 @@ from functools import cached_property, partial
 from typing import Literal
 
 STATES = ("pending", "ready", "unack", "retry", "garbage")
-#: The state of messages in key queues. Only a queue with keys has it.
+#: The state of messages that wait in key queues; only queues with message keys have this state.
 WAITING = "waiting"
 
-#: The totals that Redis counts for a queue, by their names in `B:totals`; `retried` has one for each cause.
+#: The fields of a queue's hash `B:totals`, each with the help text of its metric.
+#: The total `retried` is not here, because the hash counts it separately for each cause in CAUSES.
 TOTALS = {
-    "published": "Messages accepted.",
+    "published": "Messages that were published.",
+    "replaced": "Messages that replaced a waiting message, or follow a running message.",
     "promoted": "Messages that came due.",
-    "claimed": "Messages leased to a consumer.",
-    "acked": "Messages that ended well.",
-    "nacked": "Deliveries that failed or were rejected.",
-    "snoozed": "Deliveries that a handler put off.",
-    "released": "Messages given back before they had started.",
+    "claimed": "Messages that were leased to a worker.",
+    "acked": "Messages that handlers finished successfully.",
+    "nacked": "Attempts that failed or were rejected.",
+    "snoozed": "Attempts that handlers snoozed.",
+    "released": "Messages that workers returned before they started.",
     "dead": "Messages that became dead letters.",
-    "expired": "Messages that were gone before a delivery could start: TTL passed, evicted or deleted.",
-    "cancelled": "Messages cancelled.",
-    "purged": "Messages deleted by an operator.",
-    "redriven": "Dead letters published again.",
-    "letters_dropped": "Dead letters dropped by age or number.",
+    "expired": "Messages without a body when an attempt should start: TTL expired, evicted or deleted.",
+    "cancelled": "Messages that were cancelled.",
+    "purged": "Messages that an operator deleted.",
+    "redriven": "Dead letters that were published again.",
+    "letters_dropped": "Dead letters that were dropped because of their age or number.",
+    "results_dropped": "Results that were not kept because Redis refused them, for example at maxmemory.",
 }
-#: A further total of a queue with keys.
+#: A field that `B:totals` has only for queues with message keys: how often a rate limit made a claim smaller.
 LIMITED = "limited"
 CAUSES = ("nack", "lease")
-#: The number of exception classes that a queue has series for. Later classes are counted as `other`.
+#: Each queue has series for at most this many exception classes. Further classes are counted together as OTHER.
 CLASSES_LIMIT = 20
 OTHER = "other"
-#: The keys that a queue has series for, the characters of a key in its label, and the label of all other keys together.
+#: Each queue has series for its KEYS_LIMIT largest message keys. A label has at most KEY_LENGTH characters of the key.
+#: All other keys share the label REST.
 KEYS_LIMIT = 10
 KEY_LENGTH = 64
 REST = "(all others)"
 
-#: Buckets in seconds: from 1 ms to 10 minutes for handlers and publishes, to an hour for the lag. From 0.1 s on a bucket
-#: ends at most twice as late as the previous bucket, up to 30 s mostly 1.5 times: the error of a quantile is smaller.
+#: Upper bounds of buckets in seconds, up to 10 minutes for handlers and 1 hour for the lag.
+#: From 0.1 s to 30 s, bounds are close together (mostly factor 1.5), so that quantiles are accurate.
 HANDLER_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
-    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+    *(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 LAG_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0),
@@ -55,9 +59,10 @@ class Spec:
     A metric.
 
     Attributes:
-        source: `queue` for a metric that Redis has for each queue, `process` for a metric that worker processes measure.
-        buckets: the upper bounds of a histogram's buckets, without the last bucket, which is unbounded.
-        merged: how a sum over processes merges the values of a gauge.
+        source: `queue` for a metric that is read from Redis for each queue, `process` for a metric that worker
+            processes measure, empty for other metrics.
+        buckets: the upper bounds of a histogram's buckets, without the last bound, +Inf; empty for other metrics.
+        merged: how the values of several processes become one value; always `sum` for counters and histograms.
     """
 
     name: str
@@ -69,14 +74,14 @@ class Spec:
 
     @cached_property
     def kind(self) -> Literal["counter", "gauge", "histogram"]:
-        """The type of the metric, as Prometheus names it."""
+        """The Prometheus type of the metric."""
         if self.buckets:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
 
     @cached_property
     def size(self) -> int:
-        """How many numbers a series has: a histogram has a number for each bucket, the last included, and the sum."""
+        """How many numbers a series has: for a histogram, one for each bucket (+Inf too) and one for the sum."""
         return len(self.buckets) + 2 if self.buckets else 1
 
 
@@ -87,129 +92,140 @@ def _queue(name: str, help: str, *labels: str) -> Spec:
 _measured = partial(Spec, source="process")
 
 
-MESSAGES = _queue("reliq_messages", "Messages in each state; their sum is alive.", "state")
+MESSAGES = _queue("reliq_messages", "Messages by state; the sum is the number of living messages.", "state")
 DEAD_LETTERS = _queue("reliq_dead_letters", "Dead letters that are kept.")
-BACKLOG = _queue("reliq_backlog", "Messages that wait for a worker: ready, retry, and pending that is due.")
+BACKLOG = _queue(
+    "reliq_backlog", "Messages that wait for a worker: ready, retry, due pending messages, and messages in key queues."
+)
 MISSING = _queue(
-    "reliq_messages_unaccounted", "Published + redriven - every end - alive: 0 in a queue whose account is balanced."
+    "reliq_messages_unaccounted",
+    "Published + redriven - ended - living messages: 0 when no message is missing. Absent in Go's layout.",
 )
 UNACK = _queue(
     "reliq_unack",
-    "Messages in unack: under a lease, or waiting after a nack. Exact up to 200, above estimated from 200.",
+    "Messages in unack: `running`, or in `backoff` after a nack. Above 200 estimated from a sample.",
     "kind",
 )
 OLDEST = _queue(
     "reliq_oldest_message_age_seconds",
-    "How long ago the first message of a state was due; of unack, how long ago its lease or wait ended. In Go's layout ready and retry have none.",
+    "Time since the oldest message of a state was due; in unack, since its lease or backoff expired. Absent for ready and retry in Go's layout.",
     "state",
 )
 KEYS = _queue(
-    "reliq_keys", "Keys whose messages wait: `in_turn` for a worker, `asleep` for a rate or a pause.", "state"
+    "reliq_keys", "Message keys with waiting messages: `in_turn`, or `asleep` while throttled or paused.", "state"
 )
 KEY_WAITING = _queue(
-    "reliq_key_waiting", "Messages that wait in the lines of the ten keys with most, and of all others together.", "key"
+    "reliq_key_waiting",
+    "Waiting messages of the ten largest message keys, and of all other keys together as `(all others)`.",
+    "key",
 )
 KEY_HELD_UP = _queue(
     "reliq_key_blocked_seconds",
-    "For how long nothing has started of the key that waits longest while it sleeps, or its places are taken.",
+    "How long no message of the longest-blocked message key has started, because of a limit or a pause.",
 )
-LIMITED_CLAIMS = _queue("reliq_limited_claims_total", "Claims that took less than they could: a rate was used up.")
-PAUSED = _queue(
-    "reliq_paused", "1 while the queue is paused, or a handler's `RateLimited` has put the whole queue to sleep."
-)
-MAP_LOST = _queue("reliq_shard_map_lost", "1 while Redis has no map of the queue's shards, or an earlier one.")
+LIMITED_CLAIMS = _queue("reliq_limited_claims_total", "Claims that took fewer messages because of a rate limit.")
+PAUSED = _queue("reliq_paused", "1 while an operator or a handler's `RateLimited` pauses the whole queue.")
+MAP_LOST = _queue("reliq_shard_map_lost", "1 while Redis has no map of the queue's shards, or an outdated map.")
 SHARED = _queue(
-    "reliq_go_layout", "1 in a layout of the Go original: its programs may share the queue, and count nothing."
+    "reliq_go_layout", "1 for a queue in Go's layout, which Go programs may share; they do not update the counters."
 )
 COUNTED = {kind: _queue(f"reliq_{kind}_total", text) for kind, text in TOTALS.items()}
-RETRIED = _queue("reliq_retried_total", "Messages to be delivered again, by the cause.", "cause")
+RETRIED = _queue("reliq_retried_total", "Messages to be redelivered, by cause.", "cause")
 
-CRON_LAST = _queue("reliq_cron_last_timestamp_seconds", "The last tick that was published.", "entry")
+CRON_LAST = _queue("reliq_cron_last_timestamp_seconds", "Time of the last published tick.", "entry")
 CRON_NEXT = _queue(
     "reliq_cron_next_timestamp_seconds",
-    "The first tick that is not done; when it lies in the past, no process publishes.",
+    "Time of the next tick; while it is in the past, no process publishes this periodic job.",
     "entry",
 )
 CRON_MISSED = _queue("reliq_cron_missed_total", "Ticks that no process published in time.", "entry")
 CRON_SKIPPED = _queue(
     "reliq_cron_skipped_total",
-    "Ticks that were skipped: the entry was `paused`, or its last message alive (`overlap`).",
+    "Ticks that were skipped: the periodic job was `paused`, or its last message was alive (`overlap`).",
     "entry",
     "why",
 )
 
-LEFT_OUT = Spec(
-    "reliq_queues_skipped",
-    "Queues of the registry that this scrape does not show: `unreadable`, a key of theirs is spoilt; `many`, too many.",
-    ("reason",),
+UNREADABLE = Spec(
+    "reliq_queue_unreadable",
+    "1 while the queue or a shard of it cannot be read: a Redis key is damaged, or a server is away or too slow.",
+    ("queue",),
 )
+LEFT_OUT = Spec("reliq_queues_skipped", "Registered queues without metrics, because there are more than 2,000 queues.")
 
-REDIS_UP = Spec("reliq_redis_up", "1 when Redis answered this scrape.")
-REDIS_MEMORY = Spec("reliq_redis_memory_bytes", "Memory that Redis uses.")
-REDIS_MEMORY_LIMIT = Spec("reliq_redis_memory_limit_bytes", "Redis' maxmemory, 0 for none.")
-REDIS_CLIENTS = Spec("reliq_redis_clients", "Clients connected to Redis.")
-REDIS_EVICTED = Spec("reliq_redis_evicted_keys_total", "Keys that Redis evicted since it started.")
-REDIS_EVICTION = Spec("reliq_redis_eviction_enabled", "1 when maxmemory-policy lets Redis delete messages.")
-REDIS_AOF = Spec("reliq_redis_aof_enabled", "1 when Redis writes an append-only file.")
-REDIS_INFO = Spec("reliq_redis_info", "1; the label names the version of Redis.", ("version",))
-SCRAPE = Spec("reliq_redis_scrape_seconds", "How long it took to ask Redis for this scrape.")
+_server = partial(Spec, labels=("server",))
+REDIS_UP = _server("reliq_redis_up", "1 when the Redis server answered this scrape.")
+REDIS_MEMORY = _server("reliq_redis_memory_bytes", "Memory that the server uses.")
+REDIS_MEMORY_LIMIT = _server("reliq_redis_memory_limit_bytes", "maxmemory of the server; 0 for no limit.")
+REDIS_CLIENTS = _server("reliq_redis_clients", "Clients connected to the server.")
+REDIS_EVICTED = _server("reliq_redis_evicted_keys_total", "Keys that the server evicted since it started.")
+REDIS_EVICTION = _server("reliq_redis_eviction_enabled", "1 when maxmemory-policy lets the server delete messages.")
+REDIS_AOF = _server("reliq_redis_aof_enabled", "1 when the server writes an append-only file.")
+REDIS_INFO = Spec("reliq_redis_info", "1; a label names the version of the server.", ("server", "version"))
+SCRAPE = _server("reliq_redis_scrape_seconds", "Time that the server took to answer INFO for this scrape.")
 
-HANDLER = _measured("reliq_handler_seconds", "How long handlers took.", ("queue", "outcome"), buckets=HANDLER_BUCKETS)
+HANDLER = _measured(
+    "reliq_handler_seconds", "Duration of handler calls.", ("queue", "task", "outcome"), buckets=HANDLER_BUCKETS
+)
 HANDLER_FAILURES = _measured(
     "reliq_handler_failures_total",
-    "Failures of handlers by the class of the exception; `other` after 20 classes in a queue.",
-    ("queue", "exception"),
+    "Failed handler calls by exception class; `other` after 20 classes in a queue.",
+    ("queue", "task", "exception"),
 )
-LAG = _measured("reliq_lag_seconds", "From the due time to the start of the handler.", ("queue",), buckets=LAG_BUCKETS)
-INFLIGHT = _measured("reliq_inflight", "Messages in worker processes: running, or held for a slot.", ("phase",))
-LONGEST = _measured("reliq_longest_running_seconds", "For how long the oldest running handler has run.", merged="max")
-SLOTS = _measured("reliq_slots", "Handlers that may run at once.")
-SLOTS_BUSY = _measured("reliq_slots_busy", "Slots that a call of a handler has, hung ones included.")
-SLOTS_HUNG = _measured("reliq_slots_hung", "Slots lost to handlers that overran their time and cannot be ended.")
-LOST = _measured("reliq_leases_lost_total", "Answers that came too late: the lease was over.", ("queue",))
-LATE = _measured("reliq_renewals_late_total", "Renewals of leases that came late: a process was held up.")
+LAG = _measured(
+    "reliq_lag_seconds", "Time from the due time to the start of the handler.", ("queue",), buckets=LAG_BUCKETS
+)
+INFLIGHT = _measured(
+    "reliq_inflight", "Messages in worker processes: `running`, or `prefetched` for a slot.", ("phase",)
+)
+LONGEST = _measured("reliq_longest_running_seconds", "Running time of the handler that started first.", merged="max")
+SLOTS = _measured("reliq_slots", "Handlers that can run concurrently.")
+SLOTS_BUSY = _measured("reliq_slots_busy", "Slots in use, including hung slots.")
+SLOTS_HUNG = _measured("reliq_slots_hung", "Slots of handlers that exceeded their timeout and cannot be ended.")
+LOST = _measured("reliq_leases_lost_total", "Outcomes that Redis refused because the lease had expired.", ("queue",))
+LATE = _measured("reliq_renewals_late_total", "Lease renewals that were late because the process was delayed.")
 LAST_CLAIM = _measured(
-    "reliq_last_claim_timestamp_seconds", "When the process that is behind most completed a claim round.", merged="min"
+    "reliq_last_claim_timestamp_seconds",
+    "Time of the last claim; of several processes, the earliest of these times.",
+    merged="min",
 )
 REDIS_ERRORS = _measured(
     "reliq_redis_errors_total",
-    "Rounds of a worker's parts that failed: Redis was `away`, or `refused` a command.",
+    "Failed calls of Redis in workers: Redis was `away`, or `refused` a command.",
     ("reason",),
 )
-RECONNECTS = _measured("reliq_redis_reconnects_total", "How often Redis was away for a process and answered it again.")
+RECONNECTS = _measured("reliq_redis_reconnects_total", "How often Redis answered a process again after an outage.")
 
 OUTBOX_ROWS = _measured(
     "reliq_outbox_rows", "Rows of the outbox that wait for a relay, counted up to 100,000.", merged="max"
 )
 OUTBOX_OLDEST = _measured(
     "reliq_outbox_oldest_seconds",
-    "Age of the oldest row that waits; while the database fails, at least since the last count.",
+    "Age of the oldest waiting row of the outbox; while the database fails, a lower bound.",
     merged="max",
 )
 OUTBOX_ERRORS = _measured(
-    "reliq_outbox_database_errors_total", "Rounds of relays that failed: the database was away or refused."
+    "reliq_outbox_database_errors_total", "Failed rounds of relays: the database was away or refused a command."
 )
 
-WORKERS = Spec("reliq_workers", "Worker processes that run.")
-RESTARTS = Spec("reliq_restarts_total", "Worker processes that ended and were replaced.", ("reason",))
+WORKERS = Spec("reliq_workers", "Running worker processes.")
+RESTARTS = Spec("reliq_restarts_total", "Worker processes that ended and were replaced, by reason.", ("reason",))
 BUILD = Spec("reliq_build_info", "1; the labels name the versions that run.", ("version", "python", "redis_py"))
 CPU = Spec("process_cpu_seconds_total", "Processor time of a process of the worker.", ("process",))
 MEMORY = Spec("process_resident_memory_bytes", "Memory of a process of the worker.", ("process",))
-OPEN_FDS = Spec("process_open_fds", "Files and connections that a process of the worker has.", ("process",))
-STARTED = Spec("process_start_time_seconds", "When a process of the worker started.", ("process",))
+OPEN_FDS = Spec("process_open_fds", "Open files and connections of a process of the worker.", ("process",))
+STARTED = Spec("process_start_time_seconds", "Start time of a process of the worker.", ("process",))
 
 PUBLISH = Spec(
-    "reliq_publish_seconds", "How long calls of publish took, failed ones too.", ("queue",), buckets=PUBLISH_BUCKETS
+    "reliq_publish_seconds", "Duration of publish calls, including failed calls.", ("queue",), buckets=PUBLISH_BUCKETS
 )
-PUBLISHED = Spec(
-    "reliq_publish_messages_total", "Messages of calls of publish, by what became of them.", ("queue", "outcome")
-)
+PUBLISHED = Spec("reliq_publish_messages_total", "Messages in publish calls, by outcome.", ("queue", "outcome"))
 
-#: Every metric of this module by its name. PUBLISH and PUBLISHED are in the registry of the publishing application.
+#: Every metric by its name. Only an application that uses `PublishMetrics` exports PUBLISH and PUBLISHED.
 ALL: Mapping[str, Spec] = {
     spec.name: spec for spec in (*globals().values(), *COUNTED.values()) if isinstance(spec, Spec)
 }
-#: The metrics of queues.
+#: The metrics that are read from Redis for each queue.
 QUEUES = [spec for spec in ALL.values() if spec.source == "queue"]
 #: The metrics that worker processes measure, by name.
 MEASURED = {name: spec for name, spec in ALL.items() if spec.source == "process"}

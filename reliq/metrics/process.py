@@ -1,4 +1,4 @@
-"""Observers that count events: publishes of an application, and the work of one worker process or relay."""
+"""Observers that count events: the publishes of an application, or the work of one worker process or relay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 from reliq import events
 from reliq.metrics import names
-from reliq.metrics.exposition import Collector
+from reliq.metrics.exposition import Collector, Family
 from reliq.metrics.store import Figures, FiguresReader, Sums, bounded_class
 
 if TYPE_CHECKING:
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from reliq.events import Event
-    from reliq.metrics.exposition import Family
     from reliq.worker.health import EngineStats
+
+#: Error codes of a Redis server that refuses writes for a time, until an operator repairs it or a failover ends.
+_REFUSALS = {"READONLY", "NOREPLICAS", "MISCONF"}
 
 
 class PublishMetrics:
     """
-    An observer of queues that measures their publishes: `Queue("orders", Order, observers=[PublishMetrics()])`.
+    An observer that counts and times the publishes of queues: `Queue("orders", Order, observers=[PublishMetrics()])`.
 
-    One observer can measure any number of queues. A registry accepts one observer only.
+    Pass the same observer to all queues, because a registry accepts one `PublishMetrics` only.
 
     Args:
-        registry: a registry of prometheus_client, which the application serves.
+        registry: the registry of prometheus_client that the application serves.
 
     Raises:
         ValueError: the registry has a `PublishMetrics` already.
@@ -43,11 +45,11 @@ class PublishMetrics:
             seconds.name, seconds.help, seconds.labels, buckets=seconds.buckets, registry=registry
         )
         self._messages = Counter(messages.name, messages.help, messages.labels, registry=registry)
-        # `labels()` costs more than an observation, so its results are kept.
+        # Keep the results of `labels()`, because `labels()` takes longer than `observe()`.
         self._seconds_of: dict[str, Any] = {}
 
     def __call__(self, event: Event, /) -> None:
-        """Measure a publish."""
+        """Count and time a publish."""
         if isinstance(event, events.PublishEnded):
             seconds = self._seconds_of.get(event.queue)
             if seconds is None:
@@ -59,28 +61,24 @@ class PublishMetrics:
 
 class ProcessMetrics(Collector):
     """
-    An observer of events that keeps the figures of this process.
+    An observer that counts the events of this process, and serves the counts as metrics.
 
     Args:
-        queues: names of the queues that have series from the start.
-        path: a file that the supervisor reads, or None when this process serves the figures itself.
-        look: returns the engine's state at this moment, for a scrape of this process.
+        tasks: pairs of queue and task. Their metrics have the value 0 until the first event. The task is empty for a
+            queue without tasks.
+        path: the file in which this process stores its counts for the supervisor; None if this process serves its own
+            metrics.
+        look: returns the engine's current state, for the gauges; None if other code passes this state to `sample`.
     """
 
     kinds = (
-        *(events.Handled, events.Started, events.LeaseLost, events.RenewalLate),
-        *(
-            events.RedisUnavailable,
-            events.RedisRecovered,
-            events.RedisRefused,
-            events.OutboxSeen,
-            events.DatabaseUnavailable,
-        ),
+        *(events.Handled, events.Started, events.LeaseLost, events.RenewalLate, events.RedisUnavailable),
+        *(events.RedisRecovered, events.RedisRefused, events.OutboxSeen, events.DatabaseUnavailable),
     )
 
     def __init__(
         self,
-        queues: Iterable[str] = (),
+        tasks: Iterable[tuple[str, str]] = (),
         path: Path | None = None,
         look: Callable[[], EngineStats | None] | None = None,
     ) -> None:
@@ -88,57 +86,55 @@ class ProcessMetrics(Collector):
         self._reader = FiguresReader()
         self._look = look
         self._lock = threading.Lock()
-        self._away: set[tuple[str, str]] = set()  # for which queues (empty: all) and parts Redis is away
+        # Pairs of a queue ("" for all queues) and a part of the worker that cannot reach Redis.
+        self._away: set[tuple[str, str]] = set()
         self._classes: dict[str, set[str]] = {}
-        for queue in queues:
+        for queue, task in tasks:
             self._figures.begin(names.LOST, queue)
             self._figures.begin(names.LAG, queue)
-            self._figures.begin(names.HANDLER, queue, "ack")
+            self._figures.begin(names.HANDLER, queue, task, "ack")
         for reason in ("away", "refused"):
             self._figures.begin(names.REDIS_ERRORS, reason)
         self._figures.begin(names.LATE)
         self._figures.begin(names.RECONNECTS)
 
     def __call__(self, event: Event, /) -> None:
-        """Count `event`. Events of every message come first and without a pattern, which takes twice as long."""
+        """Count `event`. Frequent events are checked with `isinstance`, which is twice as fast as `match`."""
         if isinstance(event, events.Handled):
-            self._figures.observe(names.HANDLER, (event.queue, event.outcome), event.seconds)
+            self._figures.observe(names.HANDLER, (event.queue, event.task, event.outcome), event.seconds)
             if event.raised or event.failed:
                 with self._lock:
                     name = bounded_class(self._classes, event.queue, event.raised.partition(" ")[0] or "Nack")
-                self._figures.add(names.HANDLER_FAILURES, (event.queue, name))
+                self._figures.add(names.HANDLER_FAILURES, (event.queue, event.task, name))
         elif isinstance(event, events.Started):
             if event.lag is not None:
                 self._figures.observe(names.LAG, (event.queue,), event.lag)
         else:
-            self._count_rare(event)
-
-    def _count_rare(self, event: Event) -> None:
-        match event:
-            case events.LeaseLost(queue, ids):
-                self._figures.add(names.LOST, (queue,), len(ids))
-            case events.RenewalLate():
-                self._figures.add(names.LATE)
-            case events.RedisUnavailable(queue, part):
-                with self._lock:
-                    self._away.add((queue, part))
-                self._figures.add(names.REDIS_ERRORS, ("away",))
-            case events.OutboxSeen(_, waiting, oldest_seconds):
-                self._figures.set(names.OUTBOX_ROWS, (), waiting)
-                self._figures.set(names.OUTBOX_OLDEST, (), oldest_seconds)
-            case events.DatabaseUnavailable():
-                self._figures.add(names.OUTBOX_ERRORS)
-            case events.RedisRefused():
-                self._figures.add(names.REDIS_ERRORS, ("refused",))
-            case events.RedisRecovered(queue, part):
-                with self._lock:
-                    is_last = self._away == {(queue, part)}
-                    self._away.discard((queue, part))
-                if is_last:
-                    self._figures.add(names.RECONNECTS)
+            match event:
+                case events.LeaseLost(queue, ids):
+                    self._figures.add(names.LOST, (queue,), len(ids))
+                case events.RenewalLate():
+                    self._figures.add(names.LATE)
+                case events.RedisUnavailable(queue, part, _, refusal):
+                    with self._lock:
+                        self._away.add((queue, part))
+                    self._figures.add(names.REDIS_ERRORS, ("refused" if refusal in _REFUSALS else "away",))
+                case events.OutboxSeen(_, waiting, oldest_seconds):
+                    self._figures.set(names.OUTBOX_ROWS, (), waiting)
+                    self._figures.set(names.OUTBOX_OLDEST, (), oldest_seconds)
+                case events.DatabaseUnavailable():
+                    self._figures.add(names.OUTBOX_ERRORS)
+                case events.RedisRefused():
+                    self._figures.add(names.REDIS_ERRORS, ("refused",))
+                case events.RedisRecovered(queue, part):
+                    with self._lock:
+                        is_last = self._away == {(queue, part)}
+                        self._away.discard((queue, part))
+                    if is_last:
+                        self._figures.add(names.RECONNECTS)
 
     def sample(self, stats: EngineStats | None) -> None:
-        """Set the gauges to the engine's state; None when no engine runs."""
+        """Set the gauges to the engine's state `stats`, or to 0 if `stats` is None because no engine runs."""
         self._figures.set(names.INFLIGHT, ("running",), stats.running if stats else 0)
         self._figures.set(names.INFLIGHT, ("prefetched",), stats.held if stats else 0)
         self._figures.set(names.LONGEST, (), stats.longest_seconds if stats else 0.0)
@@ -149,10 +145,10 @@ class ProcessMetrics(Collector):
             self._figures.set(names.LAST_CLAIM, (), time.time() - (time.monotonic() - stats.last_claim_at))
 
     def families(self) -> Iterable[Family]:
-        """Return the current figures of this process."""
+        """Return the current metrics of this process."""
         if self._look is not None:
             self.sample(self._look())
         sums = Sums()
-        with self._lock:  # two scrapes at a time would note a new series twice
+        with self._lock:  # the reader is not thread-safe: without the lock, concurrent scrapes could add a series twice
             sums.add(self._reader.series(self._figures.raw()))
         return sums.families()

@@ -1,7 +1,7 @@
 """
-The collectors of queues and of Redis, and of a worker's processes as the operating system sees them.
+Collectors for the metrics of queues, Redis servers and processes (count, CPU, memory, open files).
 
-A scrape asks Redis once, and never waits longer than SCRAPE_SECONDS for the reply.
+A scrape reads each server and the queues once, and waits at most SCRAPE_SECONDS for the replies.
 """
 
 from __future__ import annotations
@@ -10,110 +10,159 @@ import platform
 import threading
 import time
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psutil
 
 from reliq import events
 from reliq.distribution import VERSION
-from reliq.errors import ReliqError
+from reliq.errors import RedisUnavailableError, ReliqError
 from reliq.metrics import names
-from reliq.metrics.exposition import Collector, Family
+from reliq.metrics.exposition import Collector, Family, Labels
+from reliq.metrics.snapshot import SERVER_FACTS, QueueSnapshot, Snapshot, facts_in
 from reliq.text import printable
 from reliq.worker.health import PATIENT_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from reliq.events import Event
     from reliq.keys import Keys
-    from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
-    from reliq.metrics.snapshot import QueueSnapshot, Snapshot
+    from reliq.redis.client import Client, Timed
 
+T = TypeVar("T")
 
-#: A scrape waits this long for Redis. It answers within 2 s, with Redis or without.
+#: A scrape waits at most this long for Redis, so that it ends within 2 s even if Redis is unavailable.
 SCRAPE_SECONDS = 1.5
-#: A connection of a scrape waits this long for one reply.
+#: If a server of a Cluster does not answer within this time, the snapshot leaves out the queues of this server.
+SLOW_SECONDS = 0.25
+#: A scrape's connection waits at most this long for one reply.
 SCRAPE_REPLY_SECONDS = 0.7
-#: The reasons for which a process is replaced.
+#: The reasons for which the supervisor replaces a process; label values of the metric RESTARTS.
 REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
+
+
+class _Look(NamedTuple):
+    servers: Future[dict[str, Future[Timed]]]
+    snapshot: Future[Snapshot | None]
+    begun_at: float
 
 
 class QueueCollector(Collector):
     """
-    The metrics of a snapshot of Redis; only `reliq_redis_up 0` when Redis does not answer.
+    The metrics of the Redis servers, and of the queues from a snapshot.
 
-    A separate thread takes the snapshot, so a server that hangs, or a name that does not resolve, delays no scrape for
-    longer than SCRAPE_SECONDS. Scrapes at the same time share one snapshot.
+    Background threads send the requests, one thread for each server. So a server that hangs, or a host name that does
+    not resolve, delays a scrape by at most SCRAPE_SECONDS. Concurrent scrapes share the same replies.
 
     Args:
-        with_queues: false leaves out the metrics of queues, because another process serves them.
+        look: returns a snapshot of the queues; None if another process serves the metrics of queues.
+        servers: the labels of the servers; for a Cluster, its configured addresses until its nodes are known.
+        queues: the expected queues. Until the first snapshot, the metrics report them as unreadable.
     """
 
-    def __init__(self, look: Callable[[], Snapshot], *, with_queues: bool = True) -> None:
+    def __init__(
+        self, client: Client, look: Callable[[], Snapshot] | None, servers: Sequence[str], queues: Sequence[Keys] = ()
+    ) -> None:
+        self._client = client
         self._look = look
-        self._with_queues = with_queues
+        self._servers = servers
+        self._queues: Sequence[str] = [*_labels(queues).values()]
         self._lock = threading.Lock()
-        self._under_way: Future[Snapshot] | None = None
-        self._begun_at = 0.0
+        self._under_way: _Look | None = None
 
     def families(self) -> Iterator[Family]:
         """Yield all metrics that are read from Redis."""
-        snapshot = self._look_in_time()
-        yield single(names.REDIS_UP, snapshot is not None)
-        if snapshot is None:
+        servers, snapshot = self._look_in_time()
+        yield from _of_servers(servers)
+        if self._look is None:
             return
-        yield single(names.SCRAPE, snapshot.seconds)
-        yield from _of_redis(snapshot.facts)
-        if self._with_queues:
-            # Without the shards that are away the totals would decrease.
+        unreadable = dict.fromkeys(self._queues, 1)
+        if snapshot:
+            # Leave out queues with unavailable shards: their totals would be too small, and counters must not decrease.
             whole = {keys: queue for keys, queue in snapshot.queues.items() if not queue.away}
-            yield from _of_queues(whole, snapshot.lost)
-            unreadable = len(snapshot.unreadable) + len(snapshot.queues) - len(whole)
-            yield Family(names.LEFT_OUT, {("unreadable",): unreadable, ("many",): snapshot.left_out})
+            labels = _labels([*snapshot.queues, *snapshot.unreadable])
+            unreadable = {label: int(keys not in whole) for keys, label in labels.items()}
+            self._queues = [*unreadable]
+            yield from _of_queues(whole, labels, snapshot.lost)
+            yield single(names.LEFT_OUT, snapshot.left_out)
+        yield Family(names.UNREADABLE, {(label,): number for label, number in unreadable.items()})
 
     def redis_answers(self) -> bool:
-        """Return whether Redis answers now."""
-        return self._look_in_time() is not None
+        """Return whether at least one Redis server answers now."""
+        return any(self._look_in_time()[0].values())
 
     def complaint(self) -> str:
-        """Return why this process should be restarted: a snapshot that never ends; empty when it should not."""
-        with self._lock:
-            hangs = self._under_way is not None and not self._under_way.done()
-            age = time.monotonic() - self._begun_at if hangs else 0.0
-        return f"a look at Redis has not ended for {age:.0f} s" if age > PATIENT_SECONDS else ""
-
-    def _look_in_time(self) -> Snapshot | None:
-        """Return a snapshot, or None when Redis does not answer in time."""
+        """Return the reason to restart this process if a read of Redis hangs; otherwise an empty text."""
         with self._lock:
             look = self._under_way
-            if look is None or look.done():
-                look = self._under_way = Future()
-                self._begun_at = time.monotonic()
-                threading.Thread(target=self._run, args=(look,), name="reliq-look", daemon=True).start()
-        try:
-            return look.result(SCRAPE_SECONDS)
-        except (ReliqError, TimeoutError):
-            return None
+        age = time.monotonic() - look.begun_at if look and not look.snapshot.done() else 0.0
+        return f"a read of Redis has not ended for {age:.0f} s" if age > PATIENT_SECONDS else ""
 
-    def _run(self, look: Future[Snapshot]) -> None:
+    def _look_in_time(self) -> tuple[dict[str, Timed | None], Snapshot | None]:
+        """
+        Return the answers of each server, and the snapshot. A late answer or a late snapshot is None.
+
+        If no snapshot was ever read, all answers are None, so that the metrics report the servers as unavailable. No
+        other metric would show that the queues cannot be read.
+        """
+        until = time.monotonic() + SCRAPE_SECONDS
+        with self._lock:
+            look = self._under_way
+            if look is None or look.snapshot.done():
+                look = self._under_way = _Look(Future(), Future(), time.monotonic())
+                threading.Thread(target=self._run, args=(look,), name="reliq-look", daemon=True).start()
+        asked = _in_time(look.servers, until) or {}
+        answers = [_in_time(answer, until) for answer in asked.values()]
+        snapshot = _in_time(look.snapshot, until)
+        if asked and self._client.has_many:
+            self._servers = [*asked]
+        if not asked or (self._look and snapshot is None and not self._queues):
+            answers = [None] * len(self._servers)
+        return dict(zip(self._servers, map(_if_available, answers), strict=True)), snapshot
+
+    def _run(self, look: _Look) -> None:
         try:
-            look.set_result(self._look())
+            asked = self._client.start_everywhere(SERVER_FACTS)
+            look.servers.set_result(asked)
+            if self._look and self._client.has_many:
+                slow = wait(asked.values(), SLOW_SECONDS).not_done
+                self._client.avoid([server for server, answer in asked.items() if answer in slow])
+            look.snapshot.set_result(self._look() if self._look else None)
         except BaseException as error:
-            look.set_exception(error)
+            if not look.servers.done():
+                look.servers.set_exception(error)
+            look.snapshot.set_exception(error)
+
+
+def _in_time(result: Future[T], until: float) -> T | None:
+    """Wait for a result until the monotonic time `until`; return None if it is late or the request failed."""
+    with suppress(ReliqError, TimeoutError):
+        return result.result(max(0.0, until - time.monotonic()))
+    return None
+
+
+def _if_available(timed: Timed | None) -> Timed | None:
+    """Return the answers of a server; None if the server is unavailable or still loads its data."""
+    away = timed and any(isinstance(answer, RedisUnavailableError) for answer in timed.answers)
+    return None if away else timed
 
 
 def single(spec: Spec, value: float) -> Family:
-    """Return a metric without labels."""
+    """Return a metric with one series and no labels."""
     return Family(spec, {(): int(value) if isinstance(value, bool) else value})
 
 
-def _of_redis(facts: Mapping[str, str]) -> Iterator[Family]:
-    """Yield the metrics of INFO, or nothing where this user may not read it."""
+def _of_servers(servers: Mapping[str, Timed | None]) -> Iterator[Family]:
+    """Yield the metrics of servers; skip sections of INFO that the Redis user may not read."""
+    yield Family(names.REDIS_UP, {(server,): int(timed is not None) for server, timed in servers.items()})
+    answered = {server: timed for server, timed in servers.items() if timed}
+    yield Family(names.SCRAPE, {(server,): timed.seconds for server, timed in answered.items()})
+    facts = {server: facts_in(timed.answers) for server, timed in answered.items()}
     for spec, field in (
         (names.REDIS_MEMORY, "used_memory"),
         (names.REDIS_MEMORY_LIMIT, "maxmemory"),
@@ -121,20 +170,28 @@ def _of_redis(facts: Mapping[str, str]) -> Iterator[Family]:
         (names.REDIS_AOF, "aof_enabled"),
         (names.REDIS_EVICTED, "evicted_keys"),
     ):
-        if facts.get(field, "").isdigit():
-            yield single(spec, int(facts[field]))
-    if "maxmemory_policy" in facts:
-        yield single(names.REDIS_EVICTION, facts["maxmemory_policy"] != "noeviction")
-    if "redis_version" in facts:
-        yield Family(names.REDIS_INFO, {(facts["redis_version"],): 1})
+        yield Family(spec, {(of,): int(info[field]) for of, info in facts.items() if info.get(field, "").isdigit()})
+    policies = {server: info["maxmemory_policy"] for server, info in facts.items() if "maxmemory_policy" in info}
+    yield Family(names.REDIS_EVICTION, {(server,): int(policy != "noeviction") for server, policy in policies.items()})
+    versions = {server: info["redis_version"] for server, info in facts.items() if "redis_version" in info}
+    yield Family(names.REDIS_INFO, dict.fromkeys(versions.items(), 1))
 
 
-def _of_queues(snapshots: Mapping[Keys, QueueSnapshot], lost: Collection[str]) -> Iterator[Family]:
-    """Yield the metrics of queues. The label `queue` includes the layout where queues in two layouts share a name."""
+def _labels(queues: Collection[Keys]) -> dict[Keys, str]:
+    """Return the label of each queue: its name, and also its layout if another queue has the same name."""
+    called = Counter(keys.name for keys in queues)
+    return {
+        keys: keys.name if called[keys.name] == 1 or not keys.bare else f"{keys.name} ({keys.layout})"
+        for keys in queues
+    }
+
+
+def _of_queues(
+    snapshots: Mapping[Keys, QueueSnapshot], labels: Mapping[Keys, str], lost: Collection[str]
+) -> Iterator[Family]:
     rows: dict[Spec, dict[Labels, float]] = {spec: {} for spec in names.QUEUES}
-    called = Counter(keys.name for keys in snapshots)
     for keys, queue in snapshots.items():
-        label = keys.name if called[keys.name] == 1 or not keys.bare else f"{keys.name} ({keys.layout})"
+        label = labels[keys]
         rows[names.MAP_LOST][label,] = int(keys.entry in lost)
         rows[names.SHARED][label,] = int(keys.bare)
         if not keys.bare:
@@ -145,12 +202,11 @@ def _of_queues(snapshots: Mapping[Keys, QueueSnapshot], lost: Collection[str]) -
 
 
 def _add_queue(rows: dict[Spec, dict[Labels, float]], label: str, queue: QueueSnapshot) -> None:
-    """Add the figures of one queue."""
     for state in (*names.STATES, *([names.WAITING] if queue.keyed else [])):
         rows[names.MESSAGES][label, state] = getattr(queue, state)
     for state, seconds in queue.oldest.items():
         rows[names.OLDEST][label, state] = seconds
-    rows[names.UNACK][label, "leased"] = queue.unack - queue.backoff
+    rows[names.UNACK][label, "running"] = queue.unack - queue.backoff
     rows[names.UNACK][label, "backoff"] = queue.backoff
     rows[names.DEAD_LETTERS][label,] = queue.dead
     rows[names.BACKLOG][label,] = queue.backlog
@@ -166,7 +222,7 @@ def _add_queue(rows: dict[Spec, dict[Labels, float]], label: str, queue: QueueSn
         rows[names.LIMITED_CLAIMS][label,] = queue.totals.get(names.LIMITED, 0)
         waiting = Counter[str]()
         for key in queue.lines.largest[: names.KEYS_LIMIT]:
-            if key.waiting:  # users choose keys, so labels are short
+            if key.waiting:  # cut the key to KEY_LENGTH: users choose keys, and a long label costs memory
                 waiting[printable(key.key)[: names.KEY_LENGTH]] += key.waiting
         waiting[names.REST] += max(0, queue.waiting - waiting.total())
         for name, number in waiting.items():
@@ -186,17 +242,17 @@ class Build(Collector):
     """The versions of reliq, Python and redis-py, as the labels of a metric."""
 
     def families(self) -> Iterator[Family]:
-        """Yield the metric."""
+        """Yield this metric, with the constant value 1."""
         yield Family(names.BUILD, {(VERSION, platform.python_version(), version("redis")): 1})
 
 
 class Processes(Collector):
     """
-    An observer in the supervisor that counts processes: those that run, and those that were replaced, by reason.
+    An observer in the supervisor that counts running processes, and replaced processes by reason.
 
     Args:
         living: returns how many worker processes run.
-        bury: functions that keep the figures of a dead process, by its pid.
+        bury: functions that get the pid of a dead process, and add its counts to the totals.
     """
 
     def __init__(self, living: Callable[[], int], *bury: Callable[[int], None]) -> None:
@@ -205,7 +261,7 @@ class Processes(Collector):
         self._restarts = dict.fromkeys(REASONS, 0)
 
     def __call__(self, event: Event, /) -> None:
-        """Count a restart, and keep the figures of the dead process."""
+        """Count a replaced process, and add the counts that it stored to the totals."""
         if isinstance(event, events.ProcessEnded):
             for keep in self._bury:
                 keep(event.pid)
@@ -213,7 +269,7 @@ class Processes(Collector):
                 self._restarts[event.reason] += 1
 
     def families(self) -> Iterator[Family]:
-        """Yield the figures."""
+        """Yield the number of running processes, and the number of replaced processes by reason."""
         yield single(names.WORKERS, self._living())
         yield Family(names.RESTARTS, {(reason,): count for reason, count in self._restarts.items()})
 
@@ -223,14 +279,14 @@ class Usage(Collector):
     The CPU time, memory and open files of each process.
 
     Args:
-        pids: returns the pids of the processes by the value of their label.
+        pids: returns the pid of each process by its label, such as `0`.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
         self._pids = pids
 
     def families(self) -> Iterator[Family]:
-        """Yield the figures of the processes that run."""
+        """Yield the CPU time, memory, open files and start time of each running process."""
         rows: dict[Spec, dict[Labels, float]] = {
             spec: {} for spec in (names.CPU, names.MEMORY, names.OPEN_FDS, names.STARTED)
         }

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from reliq.consumer import STOPS, SignalNotes, handle_signal, ignore_stops
 from reliq.errors import ConfigurationError
-from reliq.metrics.exposition import Page
+from reliq.metrics.exposition import Collector, Page
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.queues import SCRAPE_REPLY_SECONDS, Build, Processes, QueueCollector, Usage
 from reliq.metrics.snapshot import BlockedKeys, SnapshotReader
@@ -29,46 +29,46 @@ from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.settings import check_int
 from reliq.worker import health
-from reliq.worker.health import DEFAULT_HOST, Pulse, sampler
+from reliq.worker.health import DEFAULT_HOST, EngineStats, Pulse, sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from reliq.events import Observer
+    from reliq.handlers.handler import Handler
     from reliq.keys import Keys
-    from reliq.metrics.exposition import Collector
     from reliq.redis.url import Target
-    from reliq.worker.health import EngineStats
 
 
 logger = logging.getLogger(__name__)
 
 #: A connection is closed after this time, however slowly its client sends or reads.
 REQUEST_SECONDS = 10.0
-#: At most this many connections are served at once. The next connection closes the oldest: its client is slow.
+#: At most this many connections are open at once.
+#: If another client connects, the oldest connection is closed, because its client is slow.
 CONNECTION_LIMIT = 32
-#: The pause before the next accept when this process has no free file descriptor.
+#: The pause before the next accept, in seconds, if this process has no free file descriptor.
 EXHAUSTED_SECONDS = 0.1
-#: A page that is larger than a packet is compressed for a client that accepts gzip. A higher level would cost several
-#: times the CPU time and save a fifth.
+#: A page that is larger than a network packet is compressed if the client accepts gzip.
+#: A higher level of compression would make the page 20 % smaller, but take several times the CPU time.
 GZIP_BYTES = 1400
 GZIP_LEVEL = 1
-#: An Accept-Encoding header that allows gzip: the name is there, and without the quality 0.
+#: Matches an Accept-Encoding header that contains `gzip`, but not with `q=0`, which forbids it.
 _GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:$|,|;(?!\s*q\s*=\s*0(?:\.0*)?\s*(?:$|,)))", re.IGNORECASE)
-#: A registry that a user passes in, for reliq's metrics beside the user's own.
+#: The type of `registry`: the prometheus_client registry of an application, to which reliq adds its metrics.
 Registry = CollectorRegistry
 
 
 class Endpoint(ThreadingTCPServer):
     """
-    An HTTP server that serves metrics and probes in its own threads, from `with` to the end of the block.
+    An HTTP server for metrics and probes, with its own threads; runs while its `with` block runs.
 
-    A connection costs a thread and a file descriptor of a process that also works on messages. So the number of
-    connections is limited, and each of them ends in time.
+    Each connection uses a thread and a file descriptor of a process that also handles messages. So the number of
+    connections and the duration of each connection are limited.
 
     Args:
-        live, ready: return the reason why the process is not live or ready; empty when it is.
+        live, ready: return the reason why the process is not live or not ready; an empty text if all is well.
 
     Raises:
         ConfigurationError: the port is out of range, or the server cannot listen on it.
@@ -92,19 +92,20 @@ class Endpoint(ThreadingTCPServer):
         try:
             super().__init__((chosen, port), _Handler)
         except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"cannot serve metrics on {chosen}:{port}: {getattr(error, 'strerror', None) or error}; choose another port or host"
+                f"cannot serve metrics on {chosen}:{port}: {reason}; choose another port or host"
             ) from None
         self._thread = threading.Thread(target=self.serve_forever, name="reliq-metrics", daemon=True)
 
     @property
     def port(self) -> int:
-        """The port; for port 0 the free port that the system chose."""
+        """The port; if port 0 was requested, the free port that the system chose."""
         return int(self.server_address[1])
 
     def __enter__(self) -> Self:
         self._thread.start()
-        logger.info("serving /metrics, /live and /ready on %s:%d", self.server_address[0], self.port)
+        logger.info("metrics: serving /metrics, /live and /ready on %s:%d", self.server_address[0], self.port)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +114,7 @@ class Endpoint(ThreadingTCPServer):
         self._thread.join()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Without a free file descriptor, pause: `serve_forever` tries again immediately."""
+        """Accept a connection. If no file descriptor is free, wait a moment, because the caller retries at once."""
         try:
             connection, address = super().get_request()
         except OSError:
@@ -124,22 +125,23 @@ class Endpoint(ThreadingTCPServer):
         return connection, address
 
     def service_actions(self) -> None:
-        """Close late connections, and the oldest above the limit; called after each accept and twice a second."""
+        """Close connections that took too long or exceed the limit; the server calls this twice a second."""
         with self._lock:
             excess = len(self._accepted) - CONNECTION_LIMIT
             for at, (connection, accepted_at) in enumerate(self._accepted.items()):
                 if at < excess or time.monotonic() - accepted_at > REQUEST_SECONDS:
-                    with suppress(OSError):  # the thread of the connection gets an error, and closes it
+                    # This makes the connection's thread fail and close it. The client may have closed it already.
+                    with suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
+        """Close a connection, and stop counting it."""
         with self._lock:
             self._accepted.pop(request, None)
             super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that has gone."""
+        """Ignore the error, which means that the client has closed its connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -148,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Answer a GET request for a page or a probe."""
         status, kind = HTTPStatus.OK, "text/plain; charset=utf-8"
         path = self.path.partition("?")[0]
         if path == "/metrics":
@@ -172,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  the name that the base class calls
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log no requests."""
+        """Do not log requests."""
 
 
 def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with_queues: bool = True) -> QueueCollector:
@@ -180,11 +182,13 @@ def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with
     Return a collector that reads the metrics of `queues`, or of all queues in the registry, from Redis.
 
     Args:
-        with_queues: false reads only the metrics of Redis itself.
+        with_queues: False to read only the metrics of the Redis servers.
     """
-    client = Client.to(connection, SCRAPE_REPLY_SECONDS)
-    chosen = (lambda: queues if with_queues else ()) if queues or not with_queues else None
-    return QueueCollector(SnapshotReader(client, chosen, held_up=BlockedKeys()).look, with_queues=with_queues)
+    address = connection.address
+    # For a Cluster, use a separate client: the collector skips slow nodes, but other code of this process must not.
+    client = Client.to(connection.anew() if address.is_cluster else connection, SCRAPE_REPLY_SECONDS)
+    reader = SnapshotReader(client, (lambda: queues) if queues else None, held_up=BlockedKeys())
+    return QueueCollector(client, reader.look if with_queues else None, address.servers, queues)
 
 
 @contextmanager
@@ -192,24 +196,26 @@ def of_one_process(
     observers: list[Observer],
     look: Callable[[], EngineStats | None],
     connection: Connection,
-    queues: Sequence[Keys],
+    handlers: Sequence[Handler],
     *,
     port: int | None,
     host: str | None = None,
     registry: Registry | None = None,
 ) -> Iterator[Endpoint | None]:
     """
-    Keep and serve the metrics of a worker that runs in this process; without a port only in `registry`.
+    Serve the metrics of a worker that runs in this process; without a port, only add them to `registry`.
 
     Args:
-        observers: the observers of the worker; the observers of the metrics are added to them meanwhile.
-        look: returns the engine's state at this moment, None when no engine runs.
+        observers: the observers of the worker; inside the `with` block, the list also contains the observers for
+            metrics.
+        look: returns the state of the engine; returns None if no engine runs.
     """
-    metrics = ProcessMetrics([keys.name for keys in queues], look=look)
+    tasks = [(each.queue.name, each.task) for handler in handlers for each in handler.each]
+    metrics = ProcessMetrics(tasks, look=look)
     pulse = Pulse()
-    redis = queue_collector(connection, queues)
+    redis = queue_collector(connection, [handler.queue.keys for handler in handlers])
     collectors: list[Collector] = [metrics, Build(), Processes(lambda: 1), redis]
-    # The user's registry has its own metrics of the process.
+    # Leave out `Usage` for an application's registry, which usually has its own metrics of CPU time and memory.
     page = Page([*collectors, Usage(lambda: {"0": os.getpid()})]) if registry is None else Page(foreign=registry)
     with ExitStack() as stack:
         if registry is not None:
@@ -242,11 +248,12 @@ def of_children(
     with_queues: bool = True,
 ) -> tuple[Endpoint, Processes]:
     """
-    Return the supervisor's endpoint for the files that its children keep in `folder()`, and the observer for it.
+    Return the supervisor's endpoint, and the observer that updates the endpoint's metrics.
 
     Args:
-        pids: returns the processes that run, by label; this process is among them.
-        with_queues: false leaves the metrics of queues to an exporter.
+        folder: returns the folder in which the worker processes store their metrics.
+        pids: returns the pids of the supervisor and of its running processes, by their labels.
+        with_queues: False if `reliq exporter` serves the metrics of queues.
     """
     children = Children(folder)
     files = Files(folder)
@@ -264,7 +271,6 @@ def of_children(
     return endpoint, processes
 
 
-@contextmanager
 def of_relay(
     port: int,
     host: str,
@@ -273,28 +279,28 @@ def of_relay(
     pulse: Pulse,
     connection: Connection,
     complaint: Callable[[], str],
-) -> Iterator[Endpoint]:
+) -> Endpoint:
     """
-    Serve the metrics of a relay that runs in this process; their observer is among `observers` meanwhile.
+    Return the endpoint of a relay that runs in this process.
 
     Args:
-        complaint: returns why the relay is not ready although its rounds end; empty when it is.
+        observers: the observers of the relay; the observer for metrics is added to the list.
+        complaint: returns the relay's own reason for not being ready; an empty text if it is ready.
     """
     metrics = ProcessMetrics()
     redis = queue_collector(connection, with_queues=False)
     observers.append(metrics)
-    try:
-        page = Page([metrics, Build(), Usage(lambda: {"0": os.getpid()})])
-        ready = partial(health.ready, [pulse], redis.redis_answers)
-        live = partial(health.live, [pulse])
-        with Endpoint(port, host, page=page, live=live, ready=lambda: ready() or complaint()) as endpoint:
-            yield endpoint
-    finally:
-        observers.remove(metrics)
+    return Endpoint(
+        port,
+        host,
+        page=Page([metrics, Build(), Usage(lambda: {"0": os.getpid()})]),
+        live=lambda: health.live([pulse]),
+        ready=lambda: health.ready([pulse], redis.redis_answers) or complaint(),
+    )
 
 
 def export(redis: Target | None, queues: Sequence[Keys], port: int, host: str) -> None:
-    """Serve the metrics of queues, without a worker, until a signal."""
+    """Serve the metrics of queues in a process without a worker, until SIGTERM or Ctrl-C."""
     signals = SignalNotes()
     for number in STOPS:
         handle_signal(number, signals.note)

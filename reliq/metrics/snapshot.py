@@ -1,7 +1,7 @@
 """
-Snapshots of Redis for metrics and overviews: the state of queues, and INFO of the servers, in few round trips.
+Snapshots of Redis for metrics and overviews: the state of queues in few round trips, and INFO of the servers.
 
-A `QueueLook` asks one shard of a queue, a `SnapshotReader` all shards of many queues at once.
+A `QueueLook` reads one shard of a queue; a `SnapshotReader` reads all shards of many queues at once.
 """
 
 from __future__ import annotations
@@ -28,71 +28,43 @@ if TYPE_CHECKING:
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Request
 
-    #: Makes requests in one round trip; a refused request is answered by its exception.
+    #: Makes requests in one round trip, and returns their answers. The answer to a refused request is its exception.
     RunAll = Callable[[Sequence[Request[Any]]], list[Any]]
 
 
-#: Fields of INFO that are added up over all servers.
-_SUMMED_FACTS = {"connected_clients", "evicted_keys"}
-#: The best value of other fields. A server with another value decides.
-_BEST_FACTS = {"aof_enabled": "1", "maxmemory_policy": "noeviction"}
-#: At most this many blocked keys of a queue are remembered: the keys that were blocked for longest.
+#: `BlockedKeys` remembers at most this many keys of a queue: the keys that have been blocked for the longest time.
 HELD_UP_LIMIT = 64
-#: At most this many keys are drawn from the sleeping keys, and from the keys with messages in flight.
+#: Each request for blocked keys samples up to this many throttled keys, and up to this many keys with running messages.
 DRAWN = 50
-#: Ids drawn from unack. Their state words show the share of leases and of backoffs in unack.
+#: How many ids of unack messages are sampled, to estimate the share of messages that wait for their backoff.
 UNACK_SAMPLE = 200
 #: A shard map is read again after this many seconds.
 MAPS_SECONDS = 60.0
-INFO_SECTIONS = ("server", "memory", "persistence", "stats", "clients")
-#: At most this many queues of the registry are in a snapshot: any producer can write names into the registry.
+SERVER_FACTS = [commands.server_facts(section) for section in ("server", "memory", "persistence", "stats", "clients")]
+#: A snapshot contains at most this many queues of the registry, because any producer can write names into the registry.
 QUEUES_LIMIT = 2000
-
-
-def facts_of(servers: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """
-    Merge the fields of INFO of all `servers`.
-
-    The memory fields are the fullest server's. Clients and evicted keys are added up. For eviction and the append-only file
-    the worst value counts.
-    """
-    fullest: Mapping[str, str] = max(servers, key=_fullness, default={})
-    facts = dict(fullest)
-    for name in _SUMMED_FACTS & facts.keys():
-        facts[name] = str(sum(_number(server, name) for server in servers))
-    for name, best in _BEST_FACTS.items():
-        if worse := [server[name] for server in servers if server.get(name, best) != best]:
-            facts[name] = worse[0]
-    return facts
-
-
-def _fullness(facts: Mapping[str, str]) -> tuple[float, int]:
-    used = _number(facts, "used_memory")
-    return used / (_number(facts, "maxmemory") or _number(facts, "total_system_memory") or 1), used
-
-
-def _number(facts: Mapping[str, str], field: str) -> int:
-    text = facts.get(field, "")
-    return int(text) if text.isdigit() else 0
 
 
 class BlockedKeys:
     """
-    Remembers the first message of each key that sleeps, or has all its concurrency in use, from look to look.
+    Measures for how long message keys have been blocked.
 
-    While it is the same message, no message of the key has started. A message that is old because its queue is slow does
-    not count. The age of a key is unknown at the first look.
+    A key is blocked while it is throttled, paused or at its concurrency limit.
+
+    Remembers the first waiting message of each blocked key between snapshots. While the first message stays the same,
+    no message of the key has started. A key that only waits for its turn is not blocked. The duration counts from the
+    first snapshot that shows the key as blocked.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, tuple[str, float]]] = {}
 
     def request(self, keys: Keys) -> Call[dict[str, str]]:
-        """Return the request for the remembered keys, and for some other keys."""
+        """Return the call that reads the first message of known blocked keys, and of some random message keys."""
         return transitions.held_up(keys, most=DRAWN, of=[*self._known.get(keys.entry, ())])
 
     def take(self, keys: Keys, first: Mapping[str, str], now_ms: float) -> float:
-        """Take the answer to `request`; return the seconds for which the longest blocked key is known to be blocked."""
+        """Store the answer to `request`; return for how many seconds the longest blocked key has been blocked."""
         known = self._known.get(keys.entry, {})
         since = {key: known[key][1] if known.get(key, ("",))[0] == id else now_ms for key, id in first.items()}
         longest = sorted(since, key=since.__getitem__)[:HELD_UP_LIMIT]
@@ -100,7 +72,7 @@ class BlockedKeys:
         return max(0.0, now_ms - since[longest[0]]) / 1000 if longest else 0.0
 
     def keep(self, queues: Sequence[Keys]) -> None:
-        """Forget all queues except these."""
+        """Forget all queues except `queues`."""
         entries = {keys.entry for keys in queues}
         self._known = {entry: keys for entry, keys in self._known.items() if entry in entries}
 
@@ -112,10 +84,10 @@ class Rates:
 
     Attributes:
         arrived: messages published or redriven.
-        acked: messages that ended well.
-        failed: deliveries that ended in an error, or when their lease expired.
-        ended: messages that ended otherwise: dead, expired, cancelled or purged.
-        over_seconds: the time in which the messages were counted.
+        acked: messages that handlers finished successfully.
+        failed: attempts that ended with an error or an expired lease.
+        ended: messages that ended without an ack: dead, expired, cancelled or purged.
+        over_seconds: the seconds between the two counts from which the rates were computed.
     """
 
     arrived: float
@@ -126,7 +98,7 @@ class Rates:
 
     @classmethod
     def between(cls, before: Sequence[int], after: Sequence[int], over: float) -> Rates:
-        """Return the rates over `over` seconds from the results of `Totals.sums` before and after."""
+        """Return the rates from two results of `Totals.sums` that are `over` seconds apart."""
         moved = (round(max(0, now - earlier) / over, 2) for earlier, now in zip(before, after, strict=True))
         arrived, acked, failed, _, ended = moved
         return cls(arrived, acked, failed, ended, over_seconds=round(over, 6))
@@ -135,22 +107,23 @@ class Rates:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSnapshot(Counts):
     """
-    A queue at a moment: its counts, its lateness and its workers.
+    The state of a queue at one time: its counts, its lateness and its workers.
 
     Attributes:
         layout: the layout as `--layout` accepts it: `reliq`, `hdt3213`, `hdt3213:tag`, …
-        late: for how many seconds the first waiting message has been due; None when it is unknown, as in Go's layout.
-        oldest: state -> the same for the state; in Go's layout without ready and retry, unless they are empty.
-        backoff: how many messages of unack wait after a nack, estimated from a sample when unack is large.
+        late: for how many seconds the oldest due message has waited; None if unknown, as in Go's layout.
+        oldest: for how many seconds the oldest due message of each state has waited. Go's layout stores no due times:
+            the value for ready or retry is missing while this state has messages.
+        backoff: how many messages in unack wait for their backoff; estimated from a sample if unack is large.
         overdue: how many pending messages are due.
-        crons: the periodic jobs.
-        shards: how many shards may hold messages.
-        lines: the key queues with most messages; None in a queue without keys.
-        held_up: for how many seconds no message of the longest blocked key has started; None when it was not asked.
-        rates: None when they are unknown, or were not asked for.
-        workers, slots, busy: the worker processes that claim from the queue, their slots, and the slots that run messages
-            of this queue; None when they were not asked for, or the Redis of the worker registry is away.
-        pause: the operator's pause and its reason; None when the queue is not paused, or it was not asked.
+        crons: the periodic jobs of the queue.
+        shards: how many shards may contain messages.
+        lines: counts of the key queues, and the largest key queues; None in a queue without message keys.
+        held_up: for how many seconds no message of the longest blocked key has started; None if not read.
+        rates: the throughput; None if unknown or not requested.
+        workers, slots, busy: the worker processes that claim from the queue, their slots, and the slots that run
+            messages of this queue; None if unknown or not requested.
+        pause: the operator's pause and its reason; None if the queue is not paused, or the pause was not requested.
     """
 
     queue: str
@@ -171,7 +144,7 @@ class QueueSnapshot(Counts):
 
     @classmethod
     def of(cls, keys: Keys, counts: Counts, oldest: Mapping[str, float], **others: Any) -> QueueSnapshot:
-        """Return the snapshot of a queue or shard, with its lateness."""
+        """Return the snapshot of a queue or shard; compute `late` from `oldest`."""
         late = max(oldest.values(), default=0.0)
         is_unknown = any(getattr(counts, state) and state not in oldest for state in ("ready", "retry"))
         return cls(
@@ -185,7 +158,7 @@ class QueueSnapshot(Counts):
 
     @classmethod
     def join(cls, keys: Keys, shards: int, parts: Sequence[QueueSnapshot], away: tuple[int, ...]) -> QueueSnapshot:
-        """Merge the snapshots of a queue's shards; the Redis of some may be away."""
+        """Merge the snapshots of a queue's shards; `away` are the shards whose Redis is unavailable."""
         if len(parts) == 1 and not away:
             return parts[0]
         oldest: dict[str, float] = {}
@@ -197,7 +170,7 @@ class QueueSnapshot(Counts):
             oldest,
             backoff=sum(part.backoff for part in parts),
             overdue=sum(part.overdue for part in parts),
-            crons=parts[0].crons,  # the first shard has all of them
+            crons=parts[0].crons,  # periodic jobs are stored in shard 0
             shards=shards,
             lines=next((part.lines for part in parts if part.lines), None),
             held_up=max((part.held_up for part in parts if part.held_up is not None), default=None),
@@ -205,22 +178,24 @@ class QueueSnapshot(Counts):
 
     @property
     def backlog(self) -> int:
-        """How many messages wait for a worker, or for their key."""
+        """How many due messages wait for a worker, or for their message key."""
         return self.due + self.overdue
 
 
 class QueueLook:
     """
-    Reads the state of one shard of a queue, in three rounds of `requests` and `take`.
+    Reads the state of one shard of a queue in three rounds.
+
+    In each round, the caller sends the requests in `requests`, and passes their answers to `take`.
 
     Args:
-        blocked_keys: the blocked keys that earlier looks saw; None does not ask for them.
+        blocked_keys: the blocked keys of earlier snapshots; None to leave out blocked keys.
 
     Attributes:
         requests: the requests of the next round, by name; may be empty.
-        refusal: why the shard cannot be read; empty when it can.
-        is_away: whether the reason is that Redis is away.
-        snapshot: the state; None before the end of the third round.
+        refusal: why the shard cannot be read; empty if it can be read.
+        is_away: whether the shard cannot be read because Redis is unavailable.
+        snapshot: the state of the shard; None before the end of the third round.
     """
 
     def __init__(self, keys: Keys, blocked_keys: BlockedKeys | None = None) -> None:
@@ -232,7 +207,11 @@ class QueueLook:
         self.requests = next(self._rounds)
 
     def take(self, answers: Sequence[Any], now_ms: float) -> None:
-        """Take the answers to `requests`. A queue with a spoilt key, or on a server that is away, hides no other queue."""
+        """
+        Process the answers to `requests`, and set the requests of the next round.
+
+        An error is stored in `refusal` and not raised, so that other queues are still shown.
+        """
         try:
             self.requests = self._rounds.send((dict(zip(self.requests, answers, strict=True)), now_ms))
         except StopIteration as end:
@@ -261,7 +240,7 @@ class QueueLook:
         commands.raise_first([*answers.values()])
         counts = answers["counts"]
         due_ms = {place: 1000 * answers[place] for place in ("pending", "unack") if answers[place] is not None}
-        # The first message of each list; a bare body has no due time.
+        # Read the due time of the first message of each list. Messages in Go's layout contain no due time.
         heads = {} if keys.bare else {place: answers[place] for place in ("ready", "retry") if answers[place]}
         requests = {place: commands.body_start(keys, id, DUE_BYTES) for place, id in heads.items()}
         if answers["sample"]:
@@ -273,20 +252,20 @@ class QueueLook:
             if blocked_keys:
                 requests["blocked"] = blocked_keys.request(keys)
         answers, now_ms = yield requests
-        # From here on a refused answer is ignored.
-        due_ms |= {place: _due_ms(id, answers[place]) for place, id in heads.items()}
+        # Ignore errors in the following answers: a snapshot is useful without them.
+        due_ms |= {place: due_time_ms(id, answers[place]) for place, id in heads.items()}
         words, overdue, lines, blocked = map(answers.get, ("words", "overdue", "lines", "blocked"))
         lines = lines if isinstance(lines, KeyQueues) else None
         held_up = blocked_keys.take(keys, blocked, now_ms) if blocked_keys and isinstance(blocked, dict) else None
         waits = sum(word.waits for word in words) / len(words) if isinstance(words, list) else 0
         if lines and lines.next:
             answers, now_ms = yield {"turn": commands.body_start(keys, lines.next, DUE_BYTES)}
-            due_ms["waiting"] = _due_ms(lines.next, answers["turn"])
+            due_ms["waiting"] = due_time_ms(lines.next, answers["turn"])
         else:
             yield {}
         oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in due_ms.items() if due is not None}
         for place in ("pending", "unack", "ready", "retry"):
-            if not getattr(counts, place):  # in an empty state nothing is late
+            if not getattr(counts, place):  # no message is late in an empty state
                 oldest.setdefault(place, 0.0)
         return QueueSnapshot.of(
             keys,
@@ -300,18 +279,18 @@ class QueueLook:
         )
 
 
-def _due_ms(id: str, start: Any) -> int | None:
-    """Return the due time of a message, from the start of its value or else from its id; None when unknown."""
+def due_time_ms(id: str, start: Any) -> int | None:
+    """Return the due time from the first bytes of a message's value, or else from its id; None if unknown."""
     due = envelope_due(start) if isinstance(start, bytes) else None
     return made_at(id) if due is None else due
 
 
 class ShardMaps:
     """
-    The shard maps of queues that are read repeatedly.
+    A cache of the shard maps of queues that are read repeatedly.
 
     Args:
-        whole: ask all shards of each queue; false asks only the shard that the queue's keys name.
+        whole: True to read all shards of each queue; False to read only the shard of the given `Keys`.
     """
 
     def __init__(self, *, whole: bool = True) -> None:
@@ -320,7 +299,7 @@ class ShardMaps:
 
     @property
     def lost(self) -> frozenset[str]:
-        """The registry's entries of queues without their map, because Redis has lost it."""
+        """The registry entries of queues whose shard map Redis has lost."""
         return frozenset(entry for entry, known in self._known.items() if known.map.is_lost)
 
     def ask(
@@ -331,10 +310,13 @@ class ShardMaps:
         along: Sequence[Request[Any]] = (),
     ) -> tuple[dict[Keys, list[tuple[Keys, list[Any]]]], dict[Keys, Exception], list[Any]]:
         """
-        Make requests for each shard of each queue in one round trip, and in another for shards that were unknown.
+        Send the requests that `make` returns, for each shard of each queue.
+
+        The requests for known shards take one round trip. If a map shows new shards, a second round trip follows.
 
         Returns:
-            The answers by queue, in the order of its shards; the queues with an unreadable map, with the error; the answers to `along`.
+            Three values: the answers of the shards of each queue, in the order of the shards; the error of each queue
+            with an unreadable map; the answers to the additional requests `along`.
         """
         now = time.monotonic()
         due = [
@@ -359,9 +341,13 @@ class ShardMaps:
 
     def _learn(self, keys: Keys, answer: Any, fences: Sequence[Any]) -> Exception | None:
         """
-        Take the map of a queue and the fences that show whether it is lost; return why the queue cannot be read.
+        Store the map of a queue; return the error if the queue cannot be read.
 
-        A map that this user may not read changes nothing. Nor does a map on a Redis that is away, when it was read before.
+        The known map stays if the Redis user may not read the map, or if Redis is unavailable.
+
+        Args:
+            answer: the map, or the error of its request.
+            fences: the fences (copies of the map) of some shards, which show whether Redis has lost the map.
         """
         answer = ShardMap.or_fenced(answer, fences)
         known = self._known.get(keys.entry)
@@ -373,27 +359,27 @@ class ShardMaps:
         map = (known or UNREAD).map
         if isinstance(answer, ShardMap):
             map = UNSHARDED.or_later(fences).unless(answer)
-        # A lost map is read again at the next look.
+        # If Redis has lost the map, read it again for the next snapshot.
         self._known[keys.entry] = KnownMap(map, 0.0 if map.is_lost else time.monotonic() + MAPS_SECONDS)
         return map_error(answer, keys) if refused else None
 
     def shards(self, keys: Keys) -> list[Keys]:
-        """Return the keys of each known shard of a queue, abandoned shards included."""
+        """Return the `Keys` of each known shard of a queue, including shards that a resize removed."""
         ever = self._known.get(keys.entry, UNREAD).map.ever if self._whole else 1
         return [keys] if ever == 1 else [keys.of_shard(shard) for shard in range(ever)]
 
     def served(self, keys: Keys) -> int:
-        """Return how many known shards of a queue may hold messages."""
+        """Return how many known shards of a queue may contain messages."""
         return self._known.get(keys.entry, UNREAD).map.served
 
     def keep(self, queues: Sequence[Keys]) -> None:
-        """Forget all other queues."""
+        """Forget the maps of all queues except `queues`."""
         entries = {keys.entry for keys in queues}
         self._known = {entry: known for entry, known in self._known.items() if entry in entries}
 
 
 def run_groups(run_all: RunAll, groups: Iterable[Iterable[Request[Any]]]) -> list[list[Any]]:
-    """Make groups of requests in one round trip; return the answers of each group."""
+    """Send groups of requests in one round trip; return the answers of each group."""
     listed = [[*group] for group in groups]
     requests = [request for group in listed for request in group]
     answers = iter(run_all(requests) if requests else ())
@@ -401,44 +387,41 @@ def run_groups(run_all: RunAll, groups: Iterable[Iterable[Request[Any]]]) -> lis
 
 
 def map_error(error: Exception, keys: Keys) -> Exception:
-    """Return the error for a map that cannot be read; it names the key when the value in Redis is no map."""
+    """Return the error for an unreadable map. For an invalid map, name its Redis key and the repair."""
     if not isinstance(error, ProtocolError):
         return error
     return ProtocolError(
-        f"the Redis key {keys.map!r} does not say how many shards the queue has; something else wrote it. "
-        f"Mend it: {shell_command('check', keys.name, options=['--repair'], layout=keys.layout)}"
+        f"the Redis key {keys.map!r} is not a valid shard map; another program wrote it. "
+        f"Repair it: {shell_command('check', keys.name, options=['--repair'], layout=keys.layout)}"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """
-    The state of Redis at a moment.
+    The state of several queues at one time.
 
     Attributes:
-        unreadable: the queues that cannot be read, with the reason.
-        left_out: how many more queues the registry has.
-        facts: the fields of INFO; empty where this user may not read it.
-        seconds: how long the snapshot took.
-        lost: the registry's entries of the queues without their shard map, because Redis has lost it.
+        queues: the state of each readable queue.
+        unreadable: the reason why a queue cannot be read, for each unreadable queue.
+        left_out: how many queues of the registry are not in the snapshot, because there are too many.
+        lost: the registry entries of queues whose shard map Redis has lost.
     """
 
     queues: Mapping[Keys, QueueSnapshot]
     unreadable: Mapping[Keys, str]
     left_out: int
-    facts: Mapping[str, str]
-    seconds: float
     lost: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """
-    A choice of queues.
+    The queues that a snapshot reads.
 
     Attributes:
-        left_out: how many more queues the registry has.
-        cursor: where in the registry the next choice continues; 0 at its start.
+        left_out: how many queues of the registry are not selected, because there are too many.
+        cursor: the SCAN cursor of the registry at which the next selection continues; 0 for its start.
     """
 
     queues: Sequence[Keys]
@@ -451,10 +434,10 @@ class SnapshotReader:
     Reads snapshots of queues through a client.
 
     Args:
-        queues: returns the queues; None means all queues in the registry. When they are too many, the queues that were in
-            use at the last look come first, and the others take turns.
-        maps: the shard maps that earlier looks read; None reads them again.
-        held_up: the blocked keys that earlier looks saw; None does not ask for them.
+        queues: returns the queues; None means all queues in the registry. If the registry has more than QUEUES_LIMIT
+            queues, each snapshot has the queues that were in use in the last snapshot, and a few others in rotation.
+        maps: the shard maps of earlier snapshots; None to read them again.
+        held_up: the blocked keys of earlier snapshots; None to leave out blocked keys.
     """
 
     def __init__(
@@ -469,33 +452,31 @@ class SnapshotReader:
         self._maps = maps or ShardMaps()
         self._blocked_keys = held_up
         self._in_use: list[Keys] = []
-        self._cursor = 0
+        self._chosen = Selection(())
 
     def look(self, clock_ms: float | None = None) -> Snapshot:
         """
-        Return the state of Redis now; `clock_ms` replaces Redis' clock.
+        Return the state of the queues now, by Redis' clock or by `clock_ms` (Unix ms).
+
+        If the Cluster server with the registry is unavailable, the same queues as in the last snapshot are read.
 
         Raises:
-            RedisUnavailableError, RedisRefusedError: Redis does not answer, or refuses.
+            RedisUnavailableError: Redis does not answer.
+            RedisRefusedError: Redis refuses a command.
         """
-        started = time.monotonic()
-        if self._queues is None:
-            chosen = registered(self._client, lambda: self._in_use, self._cursor)
-        else:
-            chosen = Selection(self._queues())
+        chosen = self._chosen = self._choose()
         looks: dict[Keys, QueueLook] = {}
 
         def requests(shard: Keys) -> Iterable[Request[Any]]:
             look = looks[shard] = QueueLook(shard, self._blocked_keys)
             return look.requests.values()
 
-        facts = [commands.server_facts(section) for section in INFO_SECTIONS]
-        found, refused, (time_ms, *sections) = self._maps.ask(
-            self._client.run_all, chosen.queues, requests, [commands.server_ms(), *facts]
+        found, refused, (time_ms,) = self._maps.ask(
+            self._client.run_all, chosen.queues, requests, [commands.server_ms()]
         )
-        servers = [*self._client.run_everywhere(facts).values()] if self._client.has_many else [sections]
         if clock_ms is None and isinstance(time_ms, Exception):
-            time_ms = self._client.run(commands.server_ms())  # of another server: the first is known to be away now
+            # The server that should report the time is unavailable. The client now avoids it and asks another server.
+            time_ms = self._client.run(commands.server_ms())
         now_ms = time_ms if clock_ms is None else clock_ms
         for shard, answers in chain.from_iterable(found.values()):
             looks[shard].take(answers, now_ms)
@@ -512,7 +493,8 @@ class SnapshotReader:
         for keys, shards in found.items():
             parts = [looks[shard] for shard, _ in shards]
             away = tuple(look.keys.shard for look in parts if look.is_away)
-            # A queue is shown in part when some of its shards are away, and not at all when a shard is spoilt.
+            # If some shards are unavailable, show the other shards.
+            # If a shard has invalid data, the queue is unreadable.
             why = [look.refusal for look in parts if look.refusal and (not look.is_away or len(away) == len(parts))]
             if keys not in unreadable and why:
                 unreadable[keys] = why[0]
@@ -522,20 +504,26 @@ class SnapshotReader:
         if chosen.left_out:
             used = (keys for keys, queue in snapshots.items() if queue.totals or queue.alive)
             self._in_use = [*unreadable, *used]
-            self._cursor = chosen.cursor
-        seconds = time.monotonic() - started
-        return Snapshot(
-            snapshots, unreadable, chosen.left_out, facts_of([*map(_joined, servers)]), seconds, self._maps.lost
-        )
+        return Snapshot(snapshots, unreadable, chosen.left_out, self._maps.lost)
+
+    def _choose(self) -> Selection:
+        if self._queues is not None:
+            return Selection(self._queues())
+        try:
+            return registered(self._client, lambda: self._in_use, self._chosen.cursor)
+        except RedisUnavailableError:
+            if not self._client.has_many or not self._chosen.queues:
+                raise
+            return self._chosen
 
 
-def _joined(sections: Sequence[Any]) -> dict[str, str]:
-    """Return the fields of the sections that this user may read."""
+def facts_in(sections: Sequence[Any]) -> dict[str, str]:
+    """Merge the answers to SERVER_FACTS into one dict; skip sections that the Redis user may not read."""
     return {name: fact for section in sections if isinstance(section, dict) for name, fact in section.items()}
 
 
 def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Selection:
-    """Return the queues that workers and producers wrote into the registry; of too many, `first` and some others."""
+    """Return all queues in the registry; of more than QUEUES_LIMIT queues, return only `first()` and some others."""
     size = client.run(commands.registry_size())
     if size <= QUEUES_LIMIT:
         at, entries = client.run(commands.registry_page(0, QUEUES_LIMIT))

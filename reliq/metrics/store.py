@@ -1,12 +1,13 @@
 """
-The files in which the processes of a worker store their metrics. The supervisor adds them up at each scrape.
+The files in which worker processes store their metrics. The supervisor adds up their numbers at each scrape.
 
-`Files` reads the files of prometheus_client, which hold the application's own metrics. It merges the file of a dead process
-into one file of the same kind, so a thousand restarts leave no more files than one.
+`Files` reads the files of prometheus_client with the application's own metrics. When a process has ended, `Files`
+merges the file of this process into a common file, so the number of files does not grow with restarts.
 
-`Figures` stores reliq's own metrics as numbers, in one file for each process. The file begins with the number of bytes in
-use. The series follow, and each is written once: the length of its key, the count of its numbers, its key, and the numbers.
-Later only the numbers change. A reader that has read a series before finds its numbers at the same place.
+`Figures` stores reliq's own metrics as numbers, in one file for each process. The file begins with the number of bytes
+in use. The series follow. Each series is written once: the length of its key, the count of its numbers, its key, and
+the numbers. Later only the numbers change, at the same place in the file. So a reader parses the key of each series
+only once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,44 +29,47 @@ from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from reliq.metrics import names
-from reliq.metrics.exposition import Collector, Family
+from reliq.metrics.exposition import Collector, Family, Labels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from prometheus_client.core import Metric
 
-    from reliq.metrics.exposition import Labels
     from reliq.metrics.names import Spec
 
 logger = logging.getLogger(__name__)
 
 #: The name of a metric and the values of its labels.
 Key = tuple[str, ...]
-#: A key and the numbers of its series.
+#: The key of a series, and its numbers.
 Series = tuple[Key, Sequence[float]]
 
 _DEAD = "dead"
-#: Kind of file -> the function that merges two values of one series.
+#: The function that merges two values of one series, for each kind of file of prometheus_client.
 _FOLDS: dict[str, Callable[[float, float], float]] = {
     **dict.fromkeys(("counter", "histogram", "summary", "gauge_sum"), operator.add),
     "gauge_max": max,
     "gauge_min": min,
 }
 
-#: The end of the name of a file with a process's figures.
+#: The suffix of files that `Figures` writes.
 ENDING = ".figures"
-#: A number takes eight bytes. Everything before it takes a multiple of eight, so numbers are aligned.
+#: The size of a number in bytes. The size of each part of a file is a multiple of it, so that numbers are aligned.
 _WORD = 8
 _USED = struct.Struct("Q")
 _HEAD = struct.Struct("II")
-#: The first size of a file. A full file is doubled.
+#: The size of a new file. A full file is doubled in size.
 FIRST_BYTES = 1 << 16
 
 
 class Files:
-    """The files of prometheus_client in `folder()`, which is created or emptied. A lock separates scrapes and folds."""
+    """
+    The files of prometheus_client in `folder()`.
+
+    The constructor creates the folder, or removes the files of an earlier run. A lock keeps a scrape from reading while
+    files of dead processes are merged.
+    """
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
@@ -73,22 +77,22 @@ class Files:
         _empty(folder(), "*.db")
 
     def describe(self) -> list[Metric]:
-        """Return no descriptions: the child processes describe their own metrics."""
+        """Return an empty list: metrics need no description at registration."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """Return the sums over all processes, dead processes included."""
+        """Return each metric, summed over all processes, including ended processes."""
         with self._lock:
-            # A process that was killed while it created its file leaves an empty file.
+            # Skip empty files: a process may leave one if it is killed while it creates its file.
             files = [str(file) for file in self._folder().glob("*.db") if file.stat().st_size]
             merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
             return list(merged)
 
     def sweep(self, _pid: int = 0) -> None:
         """
-        Fold the files of all dead processes into the files of the dead.
+        Merge the files of dead processes into one common file for each kind, and remove them.
 
-        Gauges of living processes, and gauges with a series for each process, are dropped.
+        Gauges are dropped if prometheus_client reports them only for running processes, or separately for each process.
         """
         with self._lock:
             for file in self._folder().glob("*.db"):
@@ -109,7 +113,7 @@ class Files:
 
 
 def _empty(folder: Path, pattern: str) -> None:
-    """Create a folder, or remove the files of an earlier run from it."""
+    """Create a folder; if it exists, remove the files of an earlier run."""
     folder.mkdir(mode=0o700, exist_ok=True)
     for file in folder.glob(pattern):
         file.unlink()
@@ -117,10 +121,10 @@ def _empty(folder: Path, pattern: str) -> None:
 
 class Figures:
     """
-    The figures of this process; safe to use from any thread. A new series begins with zeros.
+    The numbers of all metrics of this process; safe to use from any thread.
 
     Args:
-        path: the file that another process reads, or None for the memory of this process.
+        path: the file for the numbers, which the supervisor reads; None to keep the numbers in memory.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -129,41 +133,41 @@ class Figures:
         self._places: dict[tuple[Spec, Labels], int] = {}
         self._used = _USED.size
         if path is not None:
-            path.unlink(missing_ok=True)  # of a dead process with the same number
+            path.unlink(missing_ok=True)  # a dead process with the same pid may have left its file
             path.touch(mode=0o600)
         self._map(FIRST_BYTES)
 
     def add(self, spec: Spec, labels: Labels = (), number: float = 1.0) -> None:
-        """Add to a counter."""
+        """Add `number` to a counter."""
         with self._lock:
             at = self._place(spec, labels)
             self._numbers[at] += number
 
     def set(self, spec: Spec, labels: Labels, number: float) -> None:
-        """Set a gauge. A new gauge begins with `number`: a reader must not take 0 for its value."""
+        """Set a gauge. A new gauge begins with `number`, not with 0, because a concurrent reader could report the 0."""
         with self._lock:
             at = self._place(spec, labels, number)
             self._numbers[at] = number
 
     def observe(self, spec: Spec, labels: Labels, number: float) -> None:
-        """Count `number` in a histogram: its numbers are a count for each bucket, and the sum."""
+        """Count `number` in its bucket of a histogram, and add it to the sum."""
         with self._lock:
             at = self._place(spec, labels)
             self._numbers[at + bisect_left(spec.buckets, number)] += 1
             self._numbers[at + len(spec.buckets) + 1] += number
 
     def begin(self, spec: Spec, *labels: str) -> None:
-        """Add a series. A series that begins with 0 shows its first event as a rate."""
+        """Add a series with zeros, so that Prometheus' `rate` also counts the first event."""
         with self._lock:
             self._place(spec, labels)
 
     def raw(self) -> bytes:
-        """Return the content of the file."""
+        """Return the numbers in the format of the file, also if they are only in memory."""
         with self._lock:
             return self._memory[: self._used]
 
     def _place(self, spec: Spec, labels: Labels, first: float = 0.0) -> int:
-        """Return the index of the first number of a series."""
+        """Return the index of the first number of a series; a new series begins with `first`."""
         at = self._places.get((spec, labels))
         if at is None:
             at = self._places[spec, labels] = self._append((spec.name, *labels), (first,) * spec.size)
@@ -182,12 +186,15 @@ class Figures:
             try:
                 self._map(size)
             except OSError as error:
-                logger.warning("metrics: cannot enlarge %s, so it no longer changes: %s", self._path, error)
+                logger.warning(
+                    "metrics: cannot enlarge the file %s, so its metrics are no longer updated: %s", self._path, error
+                )
                 self._path = None
                 self._map(size)
             self._memory[: len(used)] = used
         self._memory[self._used : end] = series
-        # The last write, in one piece: `pack_into` would write zeros first, and another process may read at any moment.
+        # Another process may read at any time, so write the new size last. Do not write it with `pack_into`, which
+        # writes zeros first.
         self._memory[: _USED.size] = _USED.pack(end)
         self._used = end
         return end // _WORD - len(first)
@@ -197,7 +204,7 @@ class Figures:
             self._memory = mmap.mmap(-1, size)
         else:
             with self._path.open("r+b") as file:
-                # Write the pages now: a mapped page without room on a full disk kills the process that writes to it.
+                # Allocate the disk space now: if the disk is full, a write to a mapped page would kill this process.
                 file.write(bytes(size - file.seek(0, os.SEEK_END)))
                 file.flush()
                 self._memory = mmap.mmap(file.fileno(), size)
@@ -205,14 +212,14 @@ class Figures:
 
 
 class FiguresReader:
-    """Reads the content of a `Figures` repeatedly. It reads each key once."""
+    """Reads the content of a `Figures` repeatedly, and parses each key only once."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Key, int, int]] = []
         self._seen = _USED.size
 
     def series(self, raw: bytes) -> Iterator[Series]:
-        """Yield each series with its numbers; nothing for a file that its process had no time to fill."""
+        """Yield each series with its numbers; yield nothing for an empty file of a new process."""
         if len(raw) < _USED.size:
             return
         (used,) = _USED.unpack_from(raw)
@@ -228,17 +235,17 @@ class FiguresReader:
 
 
 class Sums:
-    """The sums over any number of processes, by series."""
+    """The sums of the metrics of several processes, by series."""
 
     def __init__(self, sums: Mapping[Key, Sequence[float]] | None = None) -> None:
         self.numbers: dict[Key, Sequence[float]] = dict(sums or {})
 
     def add(self, series: Iterable[Series], *, dead: bool = False) -> None:
-        """Add the figures of one process, without gauges when the process is dead."""
+        """Add the series of one process; skip gauges if the process is dead."""
         for key, numbers in series:
             spec = names.MEASURED.get(key[0])
             if spec is None or spec.size != len(numbers) or (dead and spec.kind == "gauge"):
-                continue  # a process may run a newer version than its supervisor
+                continue  # the process may run another reliq version than the supervisor, with other metrics
             known = self.numbers.get(key)
             if known is None:
                 self.numbers[key] = numbers
@@ -248,7 +255,7 @@ class Sums:
                 self.numbers[key] = [(max if spec.merged == "max" else min)(known[0], numbers[0])]
 
     def families(self) -> list[Family]:
-        """Return the sums by metric, for all metrics that processes measure."""
+        """Return the sums of all metrics that processes measure, also of metrics without series."""
         rows: dict[str, dict[Key, Sequence[float] | float]] = {name: {} for name in names.MEASURED}
         for (name, *labels), numbers in self.numbers.items():
             rows[name][tuple(labels)] = numbers if len(numbers) > 1 else numbers[0]
@@ -256,18 +263,23 @@ class Sums:
 
 
 class Children(Collector):
-    """The sums over the processes that store their figures in `folder()`, which is created or emptied."""
+    """
+    The sums over the processes that store their metrics in `folder()`.
+
+    The constructor creates the folder, or removes the files of an earlier run.
+    """
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # a scrape must not miss a process that is being buried
+        # Without this lock, a scrape during `bury` could count the dead process twice, or not at all.
+        self._lock = threading.Lock()
         self._readers: dict[Path, FiguresReader] = {}
         self._dead = Sums()
         self._classes: dict[str, set[str]] = {}
         _empty(folder(), f"*{ENDING}")
 
     def families(self) -> Iterable[Family]:
-        """Return the sums over all processes, dead processes included."""
+        """Return each metric, summed over all processes, including ended processes."""
         with self._lock:
             sums = Sums(self._dead.numbers)
             for file in self._folder().glob(f"*{ENDING}"):
@@ -275,7 +287,7 @@ class Children(Collector):
             return sums.families()
 
     def bury(self, pid: int) -> None:
-        """Keep the counts of a dead process, and remove its file."""
+        """Add the counts of a dead process to the totals of dead processes, and remove its file."""
         with self._lock:
             file = file_of(self._folder(), pid)
             self._dead.add(self._series(file), dead=True)
@@ -283,16 +295,16 @@ class Children(Collector):
             file.unlink(missing_ok=True)
 
     def _series(self, file: Path) -> Iterable[Series]:
-        with suppress(OSError):  # the folder was cleaned up
+        with suppress(OSError):  # another program has removed the file
             for key, numbers in self._readers.setdefault(file, FiguresReader()).series(file.read_bytes()):
                 if key[0] == names.HANDLER_FAILURES.name:
-                    yield (*key[:2], bounded_class(self._classes, *key[1:])), numbers
+                    yield (*key[:3], bounded_class(self._classes, key[1], key[3])), numbers
                 else:
                     yield key, numbers
 
 
 def bounded_class(classes: dict[str, set[str]], queue: str, name: str) -> str:
-    """Return the label for a class of exceptions: `other` when the queue already has series for CLASSES_LIMIT classes."""
+    """Return the label for an exception class: its `name`, or `other` if the queue has CLASSES_LIMIT labels."""
     known = classes.setdefault(queue, set())
     if name not in known and len(known) >= names.CLASSES_LIMIT:
         return names.OTHER
@@ -301,5 +313,5 @@ def bounded_class(classes: dict[str, set[str]], queue: str, name: str) -> str:
 
 
 def file_of(folder: Path, pid: int) -> Path:
-    """Return the path of the file for a process's figures."""
+    """Return the path of the file in which the process `pid` stores its metrics."""
     return folder / f"{pid}{ENDING}"

@@ -1,9 +1,9 @@
 """
 The relay: move messages of `publish_in` from a database to Redis.
 
-One round has three steps. The relay assigns rows to numbered calls and commits. It publishes the rows to Redis. It
-marks them as sent in the transaction that takes the next rows. Redis stores the number of each call, so after an
-interruption this relay or another can repeat the call, and nothing is published twice.
+One round has three steps. First, the relay assigns rows to numbered calls, and commits. Then it publishes the rows to
+Redis. Last, it marks the rows as sent, in the transaction that takes the next rows. Redis stores the number of each
+call. So after an interruption any relay can repeat the call, and no message is published twice.
 """
 
 from __future__ import annotations
@@ -57,22 +57,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long Redis stores call numbers: within 30 days any relay may repeat a call without publishing a message twice.
-#: A relay that died leaves one key of about 100 bytes for each of its call sequences and queues.
+#: How long Redis stores call numbers, in ms. During this time any relay can repeat a call without publishing twice.
+#: A dead relay leaves one Redis key of about 100 bytes for each of its call sequences in each queue.
 REMEMBERED_MS = 30 * 86_400_000
-#: The deduplication window of a generated id that may already be published: skip the message if its id is alive, or
-#: finished within this time.
+#: The deduplication window in ms for rows that may have been sent before and have a generated id.
+#: Redis refuses such a message if a message with its id exists, or has ended within this time.
 AGAIN_WINDOW_MS = 600_000
 #: The parts of `RelayCall.number_text`: call sequence, number and shard.
 _NUMBER_TEXT = re.compile(r"([^.\s]+)\.(\d{1,15})\.(\d{1,3})")
-#: A fence that no shard has: a call that already ran returns its answer, any other call is refused.
+#: A version of the shard map that every shard refuses as stale. With it, a repeated call still gets its first answer,
+#: but a new call publishes nothing.
 NEVER = "never"
-#: The answer to a call that has run, if a later call of the same sequence ran too.
+#: The answer to a repeated call if a later call of its sequence has run.
 STALE = PublishAnswer(0, {})
-#: Rows share a call if their due times differ by at most a thousandth of their delay, and at most 1 s.
+#: Rows can share a call if their due times differ by at most a thousandth of their delay, and at most 1 s.
 DELAY_PARTS = 1000
 LONGEST_STEP_MS = 1000
-#: How often a relay looks for calls to repeat.
+#: How often a relay searches the database for calls to repeat.
 OVERDUE_EVERY_SECONDS = 5.0
 #: How often a relay deletes old rows.
 CLEAN_EVERY_SECONDS = 60.0
@@ -94,9 +95,10 @@ class Relay:
     Attributes:
         database: a URL, `postgresql://…` (needs psycopg 3) or `sqlite:///PATH`, or a URL or engine of SQLAlchemy.
         prefix: the prefix of the table names ("reliq_"); `schema.prefix` names a schema too.
-        batch: the most rows of one round, 1 to 10,000 (500); one call to Redis publishes at most 500.
-        keep: how long to keep sent rows, in seconds or as a timedelta (3600). `reliq relay --resend-since` can send them
-            again if Redis has lost its last writes.
+        batch: the largest number of rows in a round, 1 to 10,000 (500). One call to Redis publishes at most 500
+            messages.
+        keep: how long to keep sent rows, in seconds or as a timedelta (3600). `reliq relay --resend-since` can send
+            them again if Redis has lost its last writes.
         poll: the longest time between two checks of the outbox, in seconds or as a timedelta (1). PostgreSQL also
             notifies the relay of each commit.
         url: the URL of Redis. Default: the consumer's Redis, or RELIQ_URL.
@@ -131,20 +133,21 @@ class RelayCall:
     """
     A call to Redis that publishes some rows.
 
-    Its call sequence gets no later call before the rows are marked as sent. So if a relay repeats the call of another
-    relay and Redis answers `stale`, the rows were sent.
+    A call sequence gets its next call only after the rows of this call are marked as sent. So if Redis answers `stale`
+    to a repeated call, because a later call of its sequence has run, the rows were sent.
 
     Attributes:
-        queue: the queue as stored in the rows.
-        seqs: the numbers of the rows.
-        batch: the messages to publish, by row number; ids that are taken in their old shard are left out.
-        terms: the publish options, with the delay left when the rows were taken.
-        durability: the confirmation that the messages need.
+        queue: the queue as stored in the rows: its name; in the Go layout, the layout and the name.
+        seqs: the row numbers.
+        batch: the messages to publish, without messages that still exist in their shard from before a resize.
+        terms: the publish options, with the delay that was left when the rows were taken.
+        durability: which confirmation by replicas or disk the messages need.
         again: whether the rows may have been sent before.
         number: the number of the call.
-        is_first: whether this relay made up the number; False if it repeats a call found in the database.
-        outcome: `sent`: Redis answered. `given up`: a shard refused it because of a newer shard map; take the rows
-            again. `failed`: Redis refused or did not confirm it. Empty: not made yet, or Redis was unavailable.
+        is_first: whether this relay created the call; False if it repeats a call found in the database.
+        outcome: `sent`: Redis answered. `given up`: a shard refused the call because of a newer shard map, so the rows
+            are taken again. `failed`: Redis refused or did not confirm the call. Empty: the call is not made yet, or
+            Redis was unavailable.
         taken_at: the monotonic time at which the rows were taken.
     """
 
@@ -165,7 +168,7 @@ class RelayCall:
         return f"{self.number.lane}.{self.number.number}.{self.batch.keys.shard}"
 
     def request(self) -> Call[PublishAnswer]:
-        """Return the request that publishes the batch; delays count from the insert of the rows."""
+        """Return the request that publishes the batch; the time since `taken_at` is subtracted from the delay."""
         gone_ms = int((time.monotonic() - self.taken_at) * 1000)
         terms = self.terms._replace(delay_ms=max(0, self.terms.delay_ms - gone_ms))
         request = self.batch.call(terms, self.number, remember_ms=REMEMBERED_MS)
@@ -179,16 +182,15 @@ def _messages(
     """Return the messages of rows by row number; with `again`, Redis checks generated ids for duplicates."""
     is_checked = again and terms.window_ms is None
     window_ms = AGAIN_WINDOW_MS if is_checked else terms.window_ms
-    replace = terms.replace and not again
-    call_terms = CallTerms(terms.at_ms, left_ms, terms.ttl_ms, terms.retries, window_ms, replace)
+    ignores = terms.ignore_dedup and not again
+    call_terms = CallTerms(terms.at_ms, left_ms, terms.ttl_ms, terms.retries, window_ms, ignores)
     messages = {}
     for row in rows:
         value = bytes(row.value)
         line = ""
         if not bare and (is_checked or terms.keyed):
-            header, body = open_envelope(
-                b"%b0%b" % (ENVELOPE_START.encode(), value)
-            )  # stored without the due time, with which an envelope begins
+            # The row contains the envelope without the due time at its start.
+            header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), value))
             line = header.line or ""
             if is_checked:
                 enqueued = made_at(row.id) if header.enqueued is None else header.enqueued
@@ -199,7 +201,7 @@ def _messages(
 
 
 def _left_ms(terms: RowTerms, age_ms: int) -> int:
-    """Return the ms until a message of this age is due, rounded up to few different values."""
+    """Return the ms until a message is due, rounded up so that similar rows share a call."""
     if not terms.delay_ms:
         return 0
     left = max(0, terms.delay_ms - max(0, age_ms))
@@ -212,10 +214,10 @@ class RowPublisher:
     Publish rows to Redis.
 
     Attributes:
-        clients: the clients for the calls of all queues.
-        lanes: the call sequences that are free.
-        queues: the shards of each queue that had rows, by the queue as stored in the rows.
-        calls: the calls of this round; they keep their outcomes until the next round has stored them.
+        clients: the Redis clients for all calls.
+        lanes: the free call sequences; each is a series of numbered calls to Redis.
+        queues: the shards of each queue that has had rows, by the text that names the queue in the rows.
+        calls: the calls of this round, with their outcomes, which the next round stores in the database.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
@@ -228,7 +230,7 @@ class RowPublisher:
         self.calls: list[RelayCall] = []
 
     def of_outcome(self, outcome: str) -> list[RelayCall]:
-        """Return the calls with this outcome; an empty text for calls that are not made yet."""
+        """Return the calls with this outcome; the outcome is empty for calls without an answer."""
         return [call for call in self.calls if call.outcome == outcome]
 
     def shards(self, queue: str) -> Shards:
@@ -242,13 +244,14 @@ class RowPublisher:
 
     def look(self) -> None:
         """
-        Read the shard maps that are due, or that a shard has reported as outdated.
+        Read shard maps again, if this is due or if a shard has reported that the map is outdated.
 
         Raises:
-            RedisUnavailableError: Redis is unavailable. With several servers, only the calls of their queues fail.
+            RedisUnavailableError: Redis is unavailable. In a Cluster, this is not raised: only the calls to
+                unavailable servers fail.
         """
         stale = {call.queue for call in self.of_outcome("given up")}
-        # An unavailable server must not delay the queues of other servers.
+        # In a Cluster, an unavailable server must not delay queues on other servers.
         patience_seconds = 0.0 if self.clients.blocking().has_many else PUBLISH_SECONDS
         self._unread = {}
         for queue, shards in self.queues.items():
@@ -278,7 +281,8 @@ class RowPublisher:
             self._note_answer(call, answer, began)
         for call in self.of_outcome(""):
             if any(call.queue == other.queue for other in self.of_outcome("failed")):
-                self._end(call, "failed")  # not made: this queue has already delayed the others once in this round
+                # Another call of this queue has failed. Skip this call, because it could delay other queues.
+                self._end(call, "failed")
             else:
                 self._publish_confirmed(call)
         named = [registration(shards.first, self.clients) for shards in self.queues.values()]
@@ -287,7 +291,11 @@ class RowPublisher:
         return sum(len(call.seqs) for call in self.of_outcome("sent"))
 
     def _ask_old_homes(self) -> None:
-        """Leave out rows that exist in their old shard; end calls that it refuses and calls without a shard map."""
+        """
+        After a resize, leave out messages with an id that still exists in the old shard.
+
+        End a call if its shard map is outdated, or if the map or the old shard cannot be read.
+        """
         for call in self.of_outcome(""):
             if call.queue in self._unread:
                 self._note_answer(call, self._unread[call.queue], time.monotonic())
@@ -303,7 +311,7 @@ class RowPublisher:
                 call.batch = call.batch.free(answer)
 
     def _publish_confirmed(self, call: RelayCall) -> None:
-        """Make a call with durability, and store its outcome."""
+        """Make a call that needs a confirmation, and store its outcome."""
         began = time.monotonic()
         answer: PublishAnswer | ReliqError | None
         try:
@@ -318,13 +326,13 @@ class RowPublisher:
         self._note_answer(call, answer, began)
 
     def _note_answer(self, call: RelayCall, answer: PublishAnswer | Exception | None, began: float) -> None:
-        """Store the outcome of a call; `answer` is None if it was not confirmed in time."""
+        """Store the outcome of a call; `answer` is None if the call was not confirmed in time."""
         count = len(call.seqs)
         outcomes: dict[str, int] = {"published": count}
         if isinstance(answer, Exception):
             self._end(call, "failed")
-            failure = f"could not publish {pluralize(count, 'row')} of queue {call.batch.keys.name}; retrying"
-            logger.error("outbox: %s: %s", failure, answer)
+            rows = pluralize(count, "row")
+            logger.error("outbox: could not publish %s of queue %s; retrying: %s", rows, call.batch.keys.name, answer)
             outcomes = {"unknown" if getattr(answer, "maybe_ran", False) else "refused": count}
         elif answer is None:
             self._end(call, "failed")
@@ -345,7 +353,11 @@ class RowPublisher:
 
 
 class OutboxMover:
-    """Move the rows of an outbox, in a worker or in `reliq relay`. Only one thread may call `step` or `move_all`."""
+    """
+    Move the rows of an outbox to Redis, in a worker or in `reliq relay`.
+
+    Only one thread may call `step` or `move_all`.
+    """
 
     def __init__(self, relay: Relay, target: Target | None = None, observers: Sequence[Observer] = ()) -> None:
         self._relay = relay
@@ -369,12 +381,12 @@ class OutboxMover:
             ReliqError: Redis is unavailable or refuses. The next step opens a new connection to the database.
         """
         try:
-            self._look_after()  # first, because operators need these metrics most while Redis is unavailable
+            self._look_after()  # first report the backlog, because operators need it most while Redis is unavailable
             moved = self.move()
             if not (moved or self._took_new):
                 self.store.wait(self._poll_seconds)
         except Exception as error:
-            self.store.database.close()  # rolls the failed transaction back
+            self.store.database.close()  # closing rolls the failed transaction back
             if not isinstance(error, self.store.database.away):
                 self._error = str(error)
                 raise
@@ -397,10 +409,10 @@ class OutboxMover:
         Make one round; return the number of rows that were sent.
 
         Args:
-            every: repeat all calls without an answer now, also calls of other relays.
+            every: whether to repeat all unanswered calls now, also calls of other relays.
 
         Raises:
-            RedisUnavailableError: Redis is unavailable; the next call repeats the round.
+            RedisUnavailableError: Redis is unavailable; call `move` again to repeat the round.
         """
         if not self.redis.of_outcome(""):
             self.redis.look()
@@ -408,7 +420,11 @@ class OutboxMover:
         return self.redis.publish()
 
     def move_all(self) -> int:
-        """Move all rows, also rows that another relay left; return their number. Refused calls are tried once."""
+        """
+        Publish all rows, also rows in calls of other relays; return the number of sent rows.
+
+        The method ends when only refused calls are left.
+        """
         tried = set[str]()
         count = self.move() if self.redis.of_outcome("") else 0  # finish an interrupted round
         while True:
@@ -421,11 +437,15 @@ class OutboxMover:
             tried |= numbers
 
     def poke(self) -> None:
-        """End the wait for rows in another thread."""
+        """End the wait for rows; called from another thread."""
         self.store.database.poke()
 
     def close(self) -> None:
-        """Mark sent rows, so that no other relay repeats them, and close the connection to the database."""
+        """
+        Mark sent rows and close the database connection.
+
+        After that, no other relay repeats the calls of these rows.
+        """
         with suppress(*self.store.database.away):
             if any(call.outcome for call in self.redis.calls):
                 self.store.begin()
@@ -442,7 +462,7 @@ class OutboxMover:
             self._due["overdue"] = 0.0
         overdue = self.store.overdue() if self._is_due("overdue", OVERDUE_EVERY_SECONDS) else {}
         if len(overdue) == OVERDUE_LIMIT:
-            self._due["overdue"] = 0.0  # there are more
+            self._due["overdue"] = 0.0  # there may be more calls to repeat in the next round
         self._read_new_maps(chain(*overdue.values()))
         earlier = self._earlier_calls(overdue)
         if self._is_due("refused", CLEAN_EVERY_SECONDS) and (count := self.store.retry(newer=VERSION)):
@@ -459,11 +479,15 @@ class OutboxMover:
         self._took_new = bool(new)
 
     def _read_new_maps(self, rows: Iterable[StoredRow]) -> bool:
-        """Read the shard maps of new queues, outside of the transaction; return whether there were new queues."""
+        """
+        Read the shard maps of queues seen for the first time; return whether there were such queues.
+
+        This commits the open transaction, so that no transaction is open during calls to Redis.
+        """
         new = {row.queue for row in rows} - self.redis.queues.keys()
         if new:
             self.store.database.commit()
-            self.redis.calls = []  # their outcomes are stored
+            self.redis.calls = []  # their outcomes are now in the database
             for queue in new:
                 with suppress(ConfigurationError):
                     self.redis.shards(queue)
@@ -479,7 +503,7 @@ class OutboxMover:
         self.store.note_sent([call.number_text for call in sent], seqs, keep=self._keep_ms > 0)
         again = [seq for call in given_up if call.again for seq in call.seqs]
         self.store.give_up([call.number_text for call in given_up], again)
-        # A repeated call that succeeds shows that its queue works again.
+        # If a repeated call succeeds, its queue works again: repeat its failed calls now.
         recovered = {call.queue for call in sent if not call.is_first} - {call.queue for call in failed}
         if recovered:
             self.store.hurry(sorted(recovered))
@@ -511,7 +535,7 @@ class OutboxMover:
             messages = _messages(rows, terms, left_ms, again=True, bare=shards.first.bare)
             batch, *others = by_shard(messages, shards, shards.map)
             if others or batch.keys.shard != shard or batch.old_home:
-                # The shard map has changed, so the call must not run now; only ask whether it has run.
+                # The shard map has changed since the call. Find out whether the call has run, but do not run it now.
                 batch = ShardBatch([*messages.values()], [*messages], shards.keys(shard), NEVER)
             calls.append(RelayCall(queue, [*messages], batch, batch.orders[0].terms, terms.confirmation, True, number))
         return calls
@@ -558,7 +582,7 @@ class OutboxMover:
         return calls
 
     def _look_after(self) -> None:
-        """From time to time, delete old rows and report the number of unsent rows."""
+        """Delete old rows and report the number of unsent rows, if these tasks are due."""
         if self._is_due("clean", CLEAN_EVERY_SECONDS):
             self.store.clean(self._keep_ms)
         if self._is_due("look", LOOK_EVERY_SECONDS):
@@ -567,7 +591,7 @@ class OutboxMover:
             notify(self._observers, [OutboxSeen("", self._look.waiting, self._look.oldest_seconds)])
 
     def _is_due(self, work: str, every_seconds: float) -> bool:
-        """Return whether a periodic task is due; if so, plan its next time."""
+        """Return whether the periodic task `work` is due; if so, store its next due time."""
         now = time.monotonic()
         if now < self._due[work]:
             return False
@@ -575,7 +599,7 @@ class OutboxMover:
         return True
 
     def _database_failed(self, error: Exception) -> float:
-        """Report a database error; return the seconds to wait before the next round."""
+        """Report a database error; return the seconds to wait before a retry."""
         self._failures += 1
         self._due["look"] = 0.0
         why = str(error).partition("\n")[0]
@@ -594,15 +618,15 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
     Move rows until SIGTERM or Ctrl-C, and notify the service manager.
 
     Args:
-        mover: the rows to move.
-        observers: the observers of `mover`; the metrics add their own.
-        page: port and address of the metrics page; None for no page.
+        mover: moves the rows.
+        observers: the list of observers of `mover`; the metrics add an observer to this list.
+        page: port and address to serve /metrics on; None to serve no metrics.
     """
     from reliq.metrics.serving import of_relay  # noqa: PLC0415  only needed by `reliq relay`
     from reliq.supervisor.plan import STOP_MARGIN_SECONDS  # noqa: PLC0415
     from reliq.supervisor.supervisor import ServiceManager  # noqa: PLC0415
 
-    # A round may wait for confirmations, so only a round of several minutes counts as hung.
+    # A round can wait long for confirmations, so only a round of several minutes counts as hung.
     pulse = Pulse(rounds="round", seconds=PATIENT_SECONDS)
     serving = (
         of_relay(*page, observers, pulse=pulse, connection=mover.redis.clients.connection(), complaint=mover.complaint)
@@ -613,7 +637,7 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
     def step() -> float:
         try:
             return mover.step()
-        finally:  # even if Redis is unavailable, because a restart would not help
+        finally:  # a failed round also proves that the relay does not hang; a restart would not help
             pulse.beat()
 
     with serving:
@@ -634,6 +658,6 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
 
 
 def notify_manager(manager: ServiceManager, pulse: Pulse) -> None:
-    """Notify the service manager, unless a round hangs: then its watchdog restarts the relay."""
+    """Notify the service manager. Skip this if a round hangs, so that the watchdog restarts the relay."""
     if not health.live([pulse]):
         manager.look([pulse])

@@ -1,5 +1,5 @@
 """
-The relay's access to the outbox, over its own connection to PostgreSQL (psycopg 3) or SQLite.
+The relay's access to the outbox over a separate connection to PostgreSQL (psycopg 3) or SQLite.
 
 A call and its rows are stored before the call is made, so any relay can repeat a call without an answer. Rows are
 marked as sent when Redis has answered. No transaction is open during a call to Redis.
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 _SCHEME = re.compile(r"(?P<dialect>postgresql|postgres|sqlite)(?:\+\w+)?://")
-_WANTED = "a database URL must be postgresql://USER:PASSWORD@HOST:PORT/NAME or sqlite:///PATH"
+_URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME or sqlite:///PATH"
 #: A database that needs longer to connect or to release a lock counts as unavailable.
 ANSWER_SECONDS = 5
-#: The first release of SQLite with `RETURNING`.
+#: The oldest supported version of SQLite: the first with `RETURNING`.
 OLDEST_SQLITE = (3, 35)
-#: Defaults of libpq settings that the URL does not set: a dead connection is detected after 20 s.
+#: Defaults for libpq settings that the URL does not contain. They detect a dead connection after 20 s.
 _CONNECTING = {
     "connect_timeout": str(ANSWER_SECONDS),
     "keepalives_idle": "10",
@@ -44,32 +44,32 @@ _CONNECTING = {
     "tcp_user_timeout": "20000",
     "application_name": "reliq-relay",
 }
-#: PostgreSQL ends the transaction of a relay that hangs after this time; a relay waits this long for a lock.
+#: PostgreSQL ends the transaction of a hanging relay after this time. Other relays wait this long for its lock.
 STUCK_SECONDS = 10
-#: The note of a row to send again. Rows with another note than this or an empty note are refused.
+#: The note of a row that must be sent again. Other rows have an empty note, or the note of their refusal.
 AGAIN = "again"
 _CAN_BE_TAKEN = f"sent_ms IS NULL AND note IN ('', '{AGAIN}')"
 _IS_REFUSED = f"sent_ms IS NULL AND note NOT IN ('', '{AGAIN}')"
-#: The start of a note; it contains the version of reliq that refused the row.
+#: SQL for the start of a note, which contains the version of reliq that refused the row.
 _START = "substr(note, 1, 60)"
 _REFUSED_BY = re.compile(r"refused by reliq ([\d.]+)")
-#: The most rows deleted in one transaction.
+#: One transaction deletes at most this many rows.
 DELETE_LIMIT = 5000
-#: The most unsent rows that are counted.
+#: At most this many unsent rows are counted, to limit the load on the database.
 COUNT_LIMIT = 100_000
-#: The most calls without an answer that are repeated at a time.
+#: A round repeats at most this many unanswered calls.
 OVERDUE_LIMIT = 20
-#: A call without an answer is repeated after 10 s, by the first relay that finds it. A failed call is repeated after 5
-#: s, then after 10, 20, 40 and 80 s.
+#: A call without an answer is repeated after 10 s by the first relay that finds it.
+#: A failed call is repeated after 5 s, then after 10, 20, 40 and 80 s.
 OVERDUE_MS = 10_000
 FAILED_MS = 5000
 DOUBLINGS = 4
-#: SQL for the numbers of all rows in calls.
+#: SQL that selects the numbers of all rows that belong to a call.
 _OF_CALLS: dict[Dialect, str] = {
     "postgresql": "SELECT unnest(seqs) FROM {calls}",
     "sqlite": "SELECT value FROM {calls}, json_each({calls}.seqs)",
 }
-#: SQL for "is an element of the parameter".
+#: SQL that tests whether a value is in the array parameter `name`.
 _AMONG: dict[Dialect, str] = {
     "postgresql": "= ANY(CAST(:{name} AS {kind}[]))",
     "sqlite": "IN (SELECT value FROM json_each(:{name}))",
@@ -78,11 +78,11 @@ _AMONG: dict[Dialect, str] = {
 
 class Database:
     """
-    A connection to the database, opened at the first use and again after `close`.
+    A connection to the database. It opens at the first use, and again at the first use after `close`.
 
     Attributes:
         dialect: the SQL dialect.
-        away: the exceptions of its library: the database is unavailable, or refuses a statement.
+        away: the exception classes of its library for an unavailable database or a refused statement.
     """
 
     dialect: Dialect
@@ -104,16 +104,16 @@ class Database:
             self._connection.commit()
 
     def wait(self, _channel: str, seconds: float) -> None:
-        """Wait for a notification, for `poke`, or for `seconds`."""
+        """Wait until a notification arrives or `poke` is called, at most `seconds`."""
         self._select(seconds)
 
     def poke(self) -> None:
-        """End the current wait of another thread, or else its next wait."""
-        with suppress(BlockingIOError):  # the pipe is full of earlier pokes
+        """End the current `wait` of another thread; if no thread waits, end the next `wait`."""
+        with suppress(BlockingIOError):  # the pipe is full, so the wait ends anyway
             os.write(self._poke, b"1")
 
     def close(self) -> None:
-        """Close the connection; this rolls an open transaction back."""
+        """Close the connection, which rolls back an open transaction."""
         connection = self._connection
         self._connection = None
         if connection is not None:
@@ -124,7 +124,7 @@ class Database:
         os.close(self._poke)
 
     def _select(self, seconds: float, *others: int) -> bool:
-        """Wait for `poke` or for data on the file descriptors `others`; return whether there is data."""
+        """Wait for `poke`, or for data on `others`; return whether a descriptor in `others` has data."""
         ready, _, _ = select.select([self._end, *others], [], [], seconds)
         if self._end in ready:
             os.read(self._end, 512)
@@ -133,7 +133,7 @@ class Database:
 
 def database(url: Any) -> Database:
     """
-    Return a connection for a URL (text, or URL or engine of SQLAlchemy); a `Database` is returned unchanged.
+    Return the connection for a URL text, SQLAlchemy URL or engine; a `Database` is returned unchanged.
 
     Raises:
         ConfigurationError: a relay cannot use this database.
@@ -145,18 +145,18 @@ def database(url: Any) -> Database:
     match = _SCHEME.match(text) if isinstance(text, str) else None
     if match is None:
         shown = text.partition(":")[0][:20] + ":…" if isinstance(text, str) else type(url).__name__
-        raise ConfigurationError(f"{_WANTED}, not {shown!r}")
+        raise ConfigurationError(f"a database URL must be {_URL_FORMS}, not {shown!r}")
     rest = text[match.end() :]
     if match["dialect"] != "sqlite":
         return PostgresDatabase(f"postgresql://{rest}")
     path = rest.partition("?")[0]
     if not path.startswith("/") or path in ("/", "/:memory:"):
-        raise ConfigurationError(f"{_WANTED}; a relay needs an SQLite file, not a database in memory")
+        raise ConfigurationError(f"a database URL must be {_URL_FORMS}; a relay cannot use a database in memory")
     return SqliteDatabase(unquote(path[1:]).replace("?", "%3f").replace("#", "%23"))
 
 
 class PostgresDatabase(Database):
-    """PostgreSQL, by psycopg 3."""
+    """A connection to PostgreSQL over psycopg 3."""
 
     dialect: Dialect = "postgresql"
 
@@ -170,17 +170,17 @@ class PostgresDatabase(Database):
         try:
             given = self._psycopg.conninfo.conninfo_to_dict(url)
         except self._psycopg.ProgrammingError:
-            raise ConfigurationError(f"{_WANTED}; psycopg cannot parse this URL") from None
+            raise ConfigurationError(f"a database URL must be {_URL_FORMS}; psycopg cannot parse this URL") from None
         self._settings = {**_CONNECTING, **given}
         self._channel = ""
-        self._notifications = deque[Any](maxlen=1)  # received while a statement ran
+        self._notifications = deque[Any](maxlen=1)  # notifications during a statement; they end the next `wait`
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """See `Database`."""
+        """Run a statement as `Database.query` does."""
         connection = self._open()
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE:
-            # SET LOCAL, because behind a pooler the next transaction may use another connection. tcp_user_timeout ends
-            # the transaction of a relay that stopped reading while the server sent rows.
+            # SET LOCAL, because behind a connection pooler the next transaction may use another connection.
+            # tcp_user_timeout ends the transaction of a relay that stopped reading while the server sends rows.
             names = ("lock_timeout", "idle_in_transaction_session_timeout", "tcp_user_timeout")
             connection.execute("; ".join(f"SET LOCAL {name} = '{STUCK_SECONDS}s'" for name in names))
         cursor = connection.execute(percent(sql), values or {}, binary=True)
@@ -188,13 +188,13 @@ class PostgresDatabase(Database):
         return rows
 
     def wait(self, channel: str, seconds: float) -> None:
-        """See `Database`."""
+        """Wait as `Database.wait` does."""
         connection = self._open()
         if self._channel != channel:
             connection.execute(f'LISTEN "{channel}"')
             connection.commit()
             self._channel = channel
-            return  # check the table first: earlier commits did not notify this connection
+            return  # commits before this LISTEN sent no notification, so check the table before waiting
         if not self._notifications and self._select(seconds, connection.fileno()):
             connection.pgconn.consume_input()
             while connection.pgconn.notifies():
@@ -202,23 +202,27 @@ class PostgresDatabase(Database):
         self._notifications.clear()
 
     def close(self) -> None:
-        """See `Database`."""
+        """Close the connection as `Database.close` does."""
         self._channel = ""
         super().close()
 
     def _open(self) -> Any:
         if self._connection is None:
-            # No prepared statements: behind a pooler, each transaction may use another connection.
+            # No prepared statements, because behind a connection pooler each transaction may use another connection.
             connection = self._psycopg.connect(**self._settings, prepare_threshold=None)
             connection.add_notify_handler(self._notifications.append)
-            # A new snapshot for each statement: after waiting for the lock, the relay must see the calls of others.
+            # READ COMMITTED: after waiting for the lock, the relay must see the calls that other relays have committed.
             connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
             self._connection = connection
         return self._connection
 
 
 class SqliteDatabase(Database):
-    """An SQLite file. Transactions begin as writers, so that no concurrent writer makes them fail later."""
+    """
+    A connection to an SQLite file.
+
+    A transaction takes the write lock when it begins. Otherwise a concurrent writer could make it fail later.
+    """
 
     dialect: Dialect = "sqlite"
     away = (sqlite3.Error,)
@@ -230,9 +234,9 @@ class SqliteDatabase(Database):
         self._path = path
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """See `Database`."""
+        """Run a statement as `Database.query` does."""
         if self._connection is None:
-            # mode=rw: do not create a missing file, which would have no tables.
+            # mode=rw, because a missing file must be an error: a new file would have no tables
             self._connection = sqlite3.connect(
                 f"file:{self._path}?mode=rw",
                 uri=True,
@@ -253,12 +257,12 @@ class StoredRow:
 
     Attributes:
         seq: the number of the row.
-        queue: the queue, with its layout.
+        queue: the queue's name with its layout, as `Keys.registered` reads it.
         id: the message id.
         terms: the publish options as JSON.
         value: the encoded message.
-        age_ms: ms since the row was written, by the database's clock.
-        note: AGAIN, or empty.
+        age_ms: ms since the insert of the row, by the database's clock.
+        note: AGAIN for a row that may have been sent before; otherwise empty.
     """
 
     seq: int
@@ -272,7 +276,13 @@ class StoredRow:
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that relays refused; `note` contains version and reason, `age_ms` counts from the insert."""
+    """
+    A row that a relay could not publish.
+
+    Attributes:
+        age_ms: ms since the insert of the row.
+        note: the version of reliq that refused the row, and the reason.
+    """
 
     seq: int
     queue: str
@@ -303,8 +313,8 @@ class Store:
     """
     The relay's statements on the outbox and inbox tables.
 
-    After `begin`, rows are taken and marked in the same transaction until you commit. `refused`, `again`, `clean` and
-    `look` commit themselves.
+    Call `begin` before other methods, and commit `database` after them. `refused`, `again`, `clean` and `look` need no
+    `begin`, and commit their own transaction.
     """
 
     def __init__(self, database: Database, prefix: str) -> None:
@@ -319,12 +329,17 @@ class Store:
         self._columns = f"seq, queue, id, terms, value, {self._now} - made_ms, note"
 
     def begin(self) -> None:
-        """Begin a transaction to take rows, and lock out other relays until it ends."""
+        """Begin a transaction to take rows; other relays wait until this transaction ends."""
         if self.database.dialect == "postgresql":
             self.database.query(f"SELECT pg_advisory_xact_lock({crc32(self._calls.encode())})")
 
     def waiting(self, limit: int) -> list[StoredRow]:
-        """Return the first rows without a call, at most `limit` and 8 MiB; skip queues with failed calls."""
+        """
+        Return the first unsent rows that belong to no call, except rows of queues with failed calls.
+
+        Args:
+            limit: the largest number of rows; fewer are returned if their values exceed 8 MiB.
+        """
         first = (
             f"SELECT * FROM {self._outbox} WHERE {_CAN_BE_TAKEN} AND queue NOT IN (SELECT queue FROM {self._calls} WHERE failures > 0) AND seq NOT IN ({self._of_calls}) "
             "ORDER BY seq LIMIT :limit"
@@ -337,7 +352,13 @@ class Store:
         return [StoredRow(*row) for row in rows]
 
     def hurry(self, queues: Sequence[str] | None = None) -> None:
-        """Repeat all calls now; with `queues`, only their failed calls, and take new rows of them again."""
+        """
+        Let relays repeat calls immediately.
+
+        Args:
+            queues: repeat only the failed calls of these queues, and take new rows of these queues again. None: repeat
+                all calls.
+        """
         if queues is None:
             self.database.query(f"UPDATE {self._calls} SET again_ms = {self._now}")
         else:
@@ -348,7 +369,7 @@ class Store:
             )
 
     def overdue(self) -> dict[str, list[StoredRow]]:
-        """Return the calls to repeat now, with their unsent rows."""
+        """Return the calls that are due to be repeated: a dict from call number to the call's unsent rows."""
         late = f"SELECT call_number FROM {self._calls} WHERE again_ms <= {self._now}"
         calls = self.database.query(
             f"UPDATE {self._calls} SET again_ms = {self._now} + {OVERDUE_MS} WHERE call_number IN "
@@ -358,13 +379,13 @@ class Store:
             f"SELECT {self._columns} FROM {self._outbox} "
             f"WHERE sent_ms IS NULL AND seq {self._among.format(name='seqs', kind='bigint')} ORDER BY seq"
         )
-        # `seqs` was written by `_array`, so the column value can be a parameter without conversion.
+        # `_array` has written the column `seqs`, so its value can be passed as a parameter unchanged.
         return {
             number: [StoredRow(*row) for row in self.database.query(rows_of, {"seqs": seqs})] for number, seqs in calls
         }
 
     def note_call(self, number: str, queue: str, seqs: Sequence[int]) -> None:
-        """Store a call and its rows before it is made."""
+        """Store a call with the numbers of its rows, before the call is made."""
         self.database.query(
             f"INSERT INTO {self._calls} (call_number, queue, again_ms, seqs) "
             f"VALUES (:number, :queue, {self._now} + {OVERDUE_MS}, :seqs)",
@@ -372,7 +393,7 @@ class Store:
         )
 
     def note_failed(self, calls: Sequence[str]) -> None:
-        """Store that calls failed; no rows of their queues are taken until a call succeeds."""
+        """Mark calls as failed; no more rows of their queues are taken until a call of the queue succeeds."""
         if calls:
             doublings = f"CASE WHEN failures < {DOUBLINGS} THEN failures ELSE {DOUBLINGS} END"
             self.database.query(
@@ -382,21 +403,27 @@ class Store:
             )
 
     def note_sent(self, calls: Sequence[str], seqs: Sequence[int], *, keep: bool) -> None:
-        """Delete answered calls, and mark their rows as sent, or delete the rows unless `keep`."""
+        """Delete answered calls; with `keep`, mark the rows `seqs` as sent, otherwise delete these rows."""
         sent = f"UPDATE {self._outbox} SET sent_ms = {self._now}" if keep else f"DELETE FROM {self._outbox}"
         self._end(calls, sent, seqs)
 
     def give_up(self, calls: Sequence[str], seqs: Sequence[int]) -> None:
-        """Delete calls that published nothing, so that their rows are taken again; rows `seqs` may have been sent."""
+        """
+        Delete calls that published nothing, so that their rows are taken again.
+
+        Args:
+            calls: the call numbers.
+            seqs: the rows that may have been sent by an earlier call; they are marked with AGAIN.
+        """
         self._end(calls, f"UPDATE {self._outbox} SET note = '{AGAIN}'", seqs)
 
     def note_refused(self, row: StoredRow, version: str, why: str) -> None:
-        """Mark a row that this version of reliq cannot publish."""
+        """Mark a row that this `version` of reliq cannot publish, with the reason `why`."""
         note = f"{row.note}{', ' if row.note else ''}refused by reliq {version}: {why}"
         self.database.query(f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq", {"note": note, "seq": row.seq})
 
     def refused(self, limit: int) -> list[RefusedRow]:
-        """Return the first refused rows."""
+        """Return the first `limit` refused rows."""
         rows = self.database.query(
             f"SELECT seq, queue, id, {self._now} - made_ms, note FROM {self._outbox} WHERE {_IS_REFUSED} ORDER BY seq LIMIT :limit",
             {"limit": limit},
@@ -405,22 +432,23 @@ class Store:
         return [RefusedRow(*row) for row in rows]
 
     def retry(self, *, newer: str = "") -> int:
-        """Retry all refused rows, or only rows refused by versions before `newer`; return their number."""
+        """
+        Let relays take refused rows again; return the number of rows.
+
+        Args:
+            newer: only rows that were refused by an older version of reliq than this; empty for all refused rows.
+        """
         starts = self.database.query(f"SELECT DISTINCT {_START} FROM {self._outbox} WHERE {_IS_REFUSED}")
         before = f"CASE WHEN note LIKE '{AGAIN}%%' THEN '{AGAIN}' ELSE '' END"
+        update = f"UPDATE {self._outbox} SET note = {before} WHERE {_IS_REFUSED} AND {_START} = :start RETURNING 1"
         return sum(
-            len(
-                self.database.query(
-                    f"UPDATE {self._outbox} SET note = {before} WHERE {_IS_REFUSED} AND {_START} = :start RETURNING 1",
-                    {"start": start},
-                )
-            )
+            len(self.database.query(update, {"start": start}))
             for (start,) in starts
             if not newer or ((by := _REFUSED_BY.search(start)) and _version_numbers(by[1]) < _version_numbers(newer))
         )
 
     def again(self, since_ms: int) -> int:
-        """Send the rows of the last `since_ms` again; return their number."""
+        """Let relays send all rows again that were sent in the last `since_ms`; return the number of rows."""
         rows = self.database.query(
             f"UPDATE {self._outbox} SET sent_ms = NULL, note = :note WHERE sent_ms >= {self._now} - :since RETURNING seq",
             {"note": AGAIN, "since": since_ms},
@@ -429,7 +457,7 @@ class Store:
         return len(rows)
 
     def clean(self, keep_ms: int) -> tuple[int, int]:
-        """Delete rows sent over `keep_ms` ago and expired inbox rows; return both numbers."""
+        """Delete rows sent over `keep_ms` ago, and expired inbox rows; return the number of each."""
         sent = self._delete(
             f"DELETE FROM {self._outbox} WHERE seq IN (SELECT seq FROM {self._outbox} "
             f"WHERE sent_ms < {self._now} - :keep ORDER BY seq LIMIT {DELETE_LIMIT}) RETURNING 1",
@@ -444,7 +472,7 @@ class Store:
         return sent, over
 
     def look(self) -> OutboxLook:
-        """Count the unsent rows."""
+        """Return the number of unsent rows, and the age of the oldest unsent row."""
         unsent = f"SELECT made_ms FROM {self._outbox} WHERE sent_ms IS NULL ORDER BY seq LIMIT {COUNT_LIMIT}"
         [(waiting, oldest)] = self.database.query(
             f"SELECT count(*), {self._now} - min(made_ms) FROM ({unsent}) AS unsent"
@@ -453,11 +481,11 @@ class Store:
         return OutboxLook(int(waiting), max(0.0, int(oldest or 0) / 1000))
 
     def wait(self, seconds: float) -> None:
-        """Wait for a commit of new rows, or for `seconds`."""
+        """Wait until new rows are committed, at most `seconds`."""
         self.database.wait(self._outbox, seconds)
 
     def _end(self, calls: Sequence[str], change: str, seqs: Sequence[int]) -> None:
-        """Delete finished calls, and apply `change` to the rows `seqs`."""
+        """Delete finished calls, and run the SQL statement `change` on the rows `seqs`."""
         if calls:
             rows = f"{change} WHERE seq {self._among.format(name='seqs', kind='bigint')}"
             self.database.query(rows, {"seqs": self._array(seqs)})
@@ -469,7 +497,7 @@ class Store:
         return json.dumps(list(values)) if self.database.dialect == "sqlite" else list(values)
 
     def _delete(self, sql: str, values: Mapping[str, int]) -> int:
-        """Delete in several transactions of DELETE_LIMIT rows; return the number of rows."""
+        """Delete rows, at most DELETE_LIMIT in each transaction, until none is left; return the number of rows."""
         count = 0
         while True:
             gone = len(self.database.query(sql, values))

@@ -1,11 +1,11 @@
 """
-The tables of the outbox and the inbox: names, and the SQL to create and write them, in both dialects.
+The tables of the outbox and the inbox: their names, and the SQL to create and write them, for PostgreSQL and SQLite.
 
-    outbox         messages to publish. `sent_ms`: when a message was sent. `note`: `again`, or the version that refused
-                   the row and the reason.
-    outbox_calls   calls of relays, until their rows (`seqs`) are marked as sent. After `again_ms`, any relay repeats
-                   the call. While `failures` is not 0, no more rows of its queue are taken.
-    inbox          messages with committed effects
+    outbox         messages to publish. `sent_ms`: when a message was sent. `note`: empty; `again` if the row may have
+                   been sent before; or the version of reliq that refused the row, and the reason.
+    outbox_calls   calls of relays to Redis, until their rows (`seqs`) are marked as sent. After `again_ms`, any relay
+                   repeats the call. While `failures` is not 0, relays take no more rows of the queue.
+    inbox          messages whose effects are committed, so that `job.once` skips them at a redelivery
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 Dialect = Literal["postgresql", "sqlite"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
-#: An optional schema and a table prefix. PostgreSQL truncates names to 63 characters and lowercases unquoted names.
+#: Matches an optional schema and a table prefix.
+#: Lower case and 63 characters only, because PostgreSQL changes other names.
 _PREFIX = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<start>[a-z_][a-z0-9_]{0,39})")
 
-#: SQL for the current time of the database in Unix ms.
+#: SQL for the current time by the database's clock, in Unix ms.
 NOW_MS: dict[Dialect, str] = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000.0 AS integer)",
@@ -45,7 +46,7 @@ _SEQUENCE = {
 }
 _BYTES = {"postgresql": "bytea", "sqlite": "blob"}
 _NUMBERS = {"postgresql": "bigint[]", "sqlite": "text"}
-#: A named parameter such as `:id`, but not a cast such as `::text`.
+#: Matches a named parameter such as `:id`, but not a cast such as `::text`.
 _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
 #: Error codes of PostgreSQL and error texts of SQLite for a missing table, column, schema or unique key.
 _MISSING_CODES = {"42P01", "42703", "3F000", "42P10"}
@@ -61,7 +62,7 @@ class Tables(NamedTuple):
         start: the prefix of the names.
         outbox: the table of messages to publish.
         calls: the table of the relays' calls.
-        inbox: the table of messages with committed effects.
+        inbox: the table of messages whose effects are committed.
     """
 
     schema: str
@@ -148,7 +149,7 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     outbox = sa.Table(
         f"{tables.start}outbox",
         schema,
-        # SQLite generates numbers only in a column of type integer.
+        # SQLite generates row numbers only in a column of type integer.
         sa.Column(
             "seq",
             sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
@@ -195,11 +196,11 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     Attributes:
         ttl_ms: the lifetime of the message.
         retries: the number of retries.
-        delay_ms: the delay after the insert.
-        at_ms: the due time in Unix ms; None if `delay_ms` counts.
-        window_ms: how long a chosen id stays taken after the message ended; None for a generated id.
-        replace: whether to replace a waiting message with the same id.
-        durability: kind, count, local and timeout in ms; None for no confirmation.
+        delay_ms: the delay, counted from the insert of the row.
+        at_ms: the due time in Unix ms; None to use `delay_ms`.
+        window_ms: how long a chosen id stays blocked after the message ended; None for a generated id.
+        ignore_dedup: whether to publish an id that is still blocked after its end.
+        durability: the fields of `Durability`: kind, count, local and the timeout in ms; None for no confirmation.
         keyed: whether the message has a key or a priority.
     """
 
@@ -208,7 +209,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     delay_ms: int = 0
     at_ms: int | None = None
     window_ms: int | None = None
-    replace: bool = False
+    ignore_dedup: bool = False
     durability: tuple[Literal["replicas", "aof"], int, bool, int] | None = None
     keyed: bool = False
 
@@ -228,7 +229,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def confirmation(self) -> Durability:
-        """The confirmation that the message needs to count as sent."""
+        """The confirmation by replicas or disk that the message needs to count as sent."""
         if self.durability is None:
             return Durability.NONE
         kind, count, local, timeout_ms = self.durability
@@ -241,8 +242,8 @@ class Statement:
     An SQL statement to run in the application's transaction.
 
     Attributes:
-        kind: `publish` inserts an outbox row, `once` inserts an inbox row if it is new, `prolong` keeps an inbox row
-            longer.
+        kind: `publish` inserts an outbox row, `once` inserts an inbox row unless the row exists, `prolong` extends the
+            time that an inbox row is kept.
         tables: the table names.
         values: the values of its parameters.
     """
@@ -257,7 +258,13 @@ class Statement:
         return self.tables.outbox if self.kind == "publish" else self.tables.inbox
 
     def sql(self, dialect: Dialect, *, two_phase: bool = False) -> str:
-        """Return the SQL with `:name` parameters; with `two_phase`, without NOTIFY, which PostgreSQL cannot prepare."""
+        """
+        Return the SQL with `:name` parameters.
+
+        Args:
+            two_phase: leave out NOTIFY, which PostgreSQL forbids in a transaction that is prepared for two-phase
+                commit.
+        """
         now = NOW_MS[dialect]
         if self.kind == "once":
             return (
@@ -280,7 +287,7 @@ class Statement:
 
 
 def percent(sql: str) -> str:
-    """Return the SQL with `%(name)s` parameters."""
+    """Convert `:name` parameters of an SQL text to `%(name)s` parameters."""
     return _NAMED.sub(r"%(\1)s", sql)
 
 
@@ -292,19 +299,18 @@ def once_statement(queue: str, id: str, publication_id: int, keep_ms: int, prefi
 
 @contextmanager
 def explaining_missing_table(table: str) -> Iterator[None]:
-    """Convert errors about a missing or different table, of any library, to ConfigurationError."""
+    """Convert errors of any database library about a missing or outdated table to ConfigurationError."""
     try:
         yield
     except Exception as error:
         cause: BaseException | None = error
         while cause is not None:
-            driver_error = getattr(cause, "orig", None)  # SQLAlchemy wraps the error of the driver
+            driver_error = getattr(cause, "orig", None)  # the driver's error, if SQLAlchemy has wrapped it
             codes = {getattr(cause, "sqlstate", None), getattr(driver_error, "sqlstate", None)}
             if codes & _MISSING_CODES or any(words in str(cause) for words in _MISSING_WORDS):
                 raise ConfigurationError(
-                    f"the database has no table {table} with reliq's columns: create it by a "
-                    "migration or by the output of "
-                    "`reliq outbox sql --dialect postgresql`; if its name has another prefix, give prefix="
+                    f"the database has no table {table} with reliq's columns: create it by a migration or by the output "
+                    "of `reliq outbox sql --dialect postgresql`; if its name has another prefix, give prefix="
                 ) from error
             cause = cause.__cause__
         raise

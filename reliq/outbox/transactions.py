@@ -1,7 +1,7 @@
 """
 Write a row of the outbox or the inbox in the application's open transaction.
 
-Supported are transactions of SQLAlchemy 2, Django, psycopg 3 and sqlite3 of the standard library.
+The transaction can be of SQLAlchemy 2, Django, psycopg 3 or the standard library's sqlite3.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _ACCEPTED = (
 
 
 class Transaction(Protocol):
-    """The methods that all blocking transactions have, for type checkers."""
+    """The methods that all supported blocking transactions have, for type checkers."""
 
     def commit(self) -> None:
-        """Commit."""
+        """Commit the transaction."""
 
     def rollback(self) -> None:
-        """Roll back."""
+        """Roll back the transaction."""
 
 
 class AsyncTransaction(Protocol):
     """Async version of `Transaction`."""
 
     def commit(self) -> Awaitable[None]:
-        """Commit."""
+        """Commit the transaction."""
 
     def rollback(self) -> Awaitable[None]:
-        """Roll back."""
+        """Roll back the transaction."""
 
 
 def write(tx: Transaction, statement: Statement) -> int:
@@ -71,12 +71,18 @@ def publish_statement(message: PreparedMessage, keys: Keys, durability: Durabili
     confirmation = None
     if durability.kind != "none":
         confirmation = (durability.kind, durability.count, durability.local, milliseconds(durability.timeout))
-    stored = RowTerms(**terms._asdict(), durability=confirmation, keyed=bool(message.line))
+    given = terms._asdict()
+    if given.pop("conflict"):
+        raise ConfigurationError(
+            "on_conflict cannot be used with an outbox, because several relays could publish an older body after a newer "
+            "one: leave it out, or publish after the commit"
+        )
+    stored = RowTerms(**given, durability=confirmation, keyed=bool(message.line))
     values = {"queue": keys.entry, "id": message.id, "value": message.value, "terms": stored.text()}
     return Statement("publish", Tables.of(prefix), values)
 
 
-def wrong_kind(tx: Any, wanted: str) -> ConfigurationError:
+def wrong_kind(wanted: str, tx: Any) -> ConfigurationError:
     """Return the error for a `tx` of an unsupported type."""
     return ConfigurationError(f"the transaction must be {wanted}, not {type(tx).__module__}.{type(tx).__qualname__}")
 
@@ -88,23 +94,31 @@ def autocommit(how: str) -> ConfigurationError:
     )
 
 
+def is_in_transaction(tx: Any) -> bool:
+    """
+    Return whether the application has opened a transaction on a connection of Django.
+
+    The block that a TestCase opens around each test does not count, because it does not exist in production.
+    """
+    own_blocks = [block for block in tx.atomic_blocks if not block._from_testcase]  # noqa: SLF001  as durable=True
+    return bool(own_blocks) or not (tx.in_atomic_block or tx.get_autocommit())
+
+
 def _writer(tx: Any, *, is_async: bool) -> Any:
-    """Return the writer for the class of `tx` or a base class."""
+    """Return the writer from `_WRITERS` for the type of `tx`; raise ConfigurationError if there is none."""
     for kind in type(tx).__mro__:
         if writers := _WRITERS.get(kind.__module__.partition(".")[0]):
             writer = writers[is_async]
             if isinstance(writer, str):
-                raise wrong_kind(tx, writer)
+                raise wrong_kind(writer, tx)
             return writer
-    raise wrong_kind(tx, _ACCEPTED)
+    raise wrong_kind(_ACCEPTED, tx)
 
 
 def _write_sqlite(tx: Any, statement: Statement) -> int:
     if not isinstance(tx, sqlite3.Connection):
-        raise wrong_kind(tx, "the sqlite3.Connection")
-    mode = getattr(
-        tx, "autocommit", -1
-    )  # since Python 3.12; -1 means that isolation_level decides, as in older versions
+        raise wrong_kind("the sqlite3.Connection", tx)
+    mode = getattr(tx, "autocommit", -1)  # before Python 3.12, or if this is -1, isolation_level applies
     begins_by_itself = mode is False or (mode is not True and tx.isolation_level is not None)
     if not (tx.in_transaction or begins_by_itself):
         raise autocommit("execute BEGIN IMMEDIATE first, and COMMIT at the end")
@@ -113,11 +127,9 @@ def _write_sqlite(tx: Any, statement: Statement) -> int:
 
 def _write_django(tx: Any, statement: Statement) -> int:
     if not hasattr(tx, "in_atomic_block"):
-        raise wrong_kind(tx, "a connection of Django, such as django.db.connection or connections['default']")
+        raise wrong_kind("a connection of Django, such as django.db.connection or connections['default']", tx)
     dialect = check_dialect(tx.vendor)
-    # The block that a TestCase opens around each test does not exist in production.
-    own_blocks = [block for block in tx.atomic_blocks if not block._from_testcase]  # noqa: SLF001  as durable=True
-    if not own_blocks and (tx.in_atomic_block or tx.get_autocommit()):
+    if not is_in_transaction(tx):
         raise autocommit("write `with transaction.atomic():` around it")
     with tx.cursor() as cursor:
         cursor.execute(percent(statement.sql(dialect)), dict(statement.values))
@@ -129,9 +141,9 @@ def _write_psycopg(tx: Any, statement: Statement) -> int:
     import psycopg  # noqa: PLC0415  already imported by the caller
 
     if not isinstance(tx, psycopg.Connection):
-        raise wrong_kind(tx, "a psycopg.Connection; in async code use the method whose name begins with `a`")
+        raise wrong_kind("a psycopg.Connection; in async code use the method whose name begins with `a`", tx)
     sql = _psycopg_sql(tx, statement, "with connection.transaction():")
-    # The cursor class of the connection may need other arguments.
+    # Use `psycopg.Cursor`, because the connection's own cursor class may need other arguments.
     return _known_rows(psycopg.Cursor(tx).execute(sql, dict(statement.values)).rowcount)
 
 
@@ -139,7 +151,7 @@ async def _awrite_psycopg(tx: Any, statement: Statement) -> int:
     import psycopg  # noqa: PLC0415  as above
 
     if not isinstance(tx, psycopg.AsyncConnection):
-        raise wrong_kind(tx, "a psycopg.AsyncConnection; in blocking code leave out the `a` of the method")
+        raise wrong_kind("a psycopg.AsyncConnection; in blocking code leave out the `a` of the method", tx)
     sql = _psycopg_sql(tx, statement, "async with connection.transaction():")
     return _known_rows((await psycopg.AsyncCursor(tx).execute(sql, dict(statement.values))).rowcount)
 
@@ -150,12 +162,12 @@ def _psycopg_sql(tx: Any, statement: Statement, begin: str) -> bytes:
 
     if tx.autocommit and tx.info.transaction_status == TransactionStatus.IDLE:
         raise autocommit(f"write `{begin}` around it")
-    two_phase = bool(getattr(tx, "_tpc", None))  # set by tpc_begin; psycopg has no public name for it
+    two_phase = bool(getattr(tx, "_tpc", None))  # psycopg has no public name for this attribute, which tpc_begin sets
     return percent(statement.sql("postgresql", two_phase=two_phase)).encode()
 
 
 def _known_rows(rows: int) -> int:
-    """Return the number of written rows; raise ConfigurationError in a pipeline, where it is not known yet."""
+    """Return `rows`; raise ConfigurationError in a pipeline, where psycopg has no number of rows yet."""
     if rows < 0:
         raise ConfigurationError(
             "in a pipeline of psycopg the number of written rows is not known: leave the pipeline first"
@@ -170,15 +182,14 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
 
     if not isinstance(tx, Session | scoped_session | Connection):
         raise wrong_kind(
-            tx, "a Session or Connection of SQLAlchemy; for an AsyncSession use the method that begins with `a`"
+            "a Session or Connection of SQLAlchemy; for an AsyncSession use the method that begins with `a`", tx
         )
     try:
         connection = tx if isinstance(tx, Connection) else tx.connection()
     except UnboundExecutionError:
         raise ConfigurationError(
             "the Session has no default bind, so reliq cannot choose its database: give the "
-            "connection of a mapped class, "
-            "session.connection(bind_arguments={'mapper': Order})"
+            "connection of a mapped class, session.connection(bind_arguments={'mapper': Order})"
         ) from None
     if not connection.in_transaction():
         connection.begin()
@@ -196,17 +207,18 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
 
 
 async def _awrite_sqlalchemy(tx: Any, statement: Statement) -> int:
-    # Needs greenlet, which every application with an async session has.
+    # This import needs greenlet, which every application with an async session has installed.
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session  # noqa: PLC0415
 
     if isinstance(tx, async_scoped_session):
         tx = tx()
     if not isinstance(tx, AsyncSession | AsyncConnection):
-        raise wrong_kind(tx, "an AsyncSession or AsyncConnection of SQLAlchemy; in blocking code leave out the `a`")
+        raise wrong_kind("an AsyncSession or AsyncConnection of SQLAlchemy; in blocking code leave out the `a`", tx)
     return await tx.run_sync(_write_sqlalchemy, statement)
 
 
-#: Library -> its writers for blocking and async code; a text instead explains how to do it.
+#: The writers of each library, for blocking and for async code. A text in place of a writer names the transaction that
+#: the caller must use instead.
 _WRITERS: dict[str, tuple[Any, Any]] = {
     "sqlalchemy": (_write_sqlalchemy, _awrite_sqlalchemy),
     "django": (

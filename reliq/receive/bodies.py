@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple, Generic[E]):
-    """A call that reads the bodies of `group`, the first `waiting` deliveries of a shard; `size` is in bytes."""
+    """A call that reads the bodies of `group`, about `size` bytes. `group` has the first deliveries of `waiting`."""
 
     keys: Keys
     waiting: list[E]
@@ -39,12 +39,12 @@ class BodyReader(Generic[E]):
 
     Args:
         max_body: the largest allowed body in bytes, by queue name.
-        backoff_until: the monotonic time until which a failing shard is left out.
-        expect: called with a queue name and the number of its messages that fit in a round trip.
+        backoff_until: for each failing shard, the monotonic time until which no bodies are read from it.
+        expect: called with a queue name and the number of messages whose bodies fit in one round trip.
 
     Attributes:
         ready: deliveries with their bodies.
-        gone: deliveries without a body in Redis, because it has expired.
+        gone: deliveries whose bodies have expired in Redis.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class BodyReader(Generic[E]):
         self.gone: list[E] = []
 
     def add(self, keys: Keys, deliveries: list[E]) -> None:
-        """Queue claimed `deliveries` of a shard for a read of their bodies."""
+        """Add claimed deliveries of a shard; the next reads include their bodies."""
         self._unread.setdefault(keys, []).extend(deliveries)
 
     def next_reads(self) -> list[Read[E]]:
-        """Return the next reads: for each shard as many bodies as fit, large bodies of known size first."""
+        """Return the next reads for each shard, up to READ_BYTES in all; large bodies of known size come first."""
         rest = READ_BYTES
         reads: list[Read[E]] = []
         for places in (self._sized, self._unread):
@@ -84,7 +84,7 @@ class BodyReader(Generic[E]):
         return reads
 
     def take(self, reads: Sequence[Read[E]], answers: Sequence[Any]) -> list[tuple[Read[E], Exception]]:
-        """Store the bodies that `reads` returned; return the failed reads, which `next_reads` returns again."""
+        """Store the bodies from the answers to `reads`; return the failed reads. `next_reads` repeats failed reads."""
         failures: list[tuple[Read[E], Exception]] = []
         for read, answer in zip(reads, answers, strict=True):
             if isinstance(answer, Exception):

@@ -1,9 +1,11 @@
 """The clients that send a queue's calls to Redis and retry them until Redis has answered."""
 
 import asyncio
+import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Self, TypeVar
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
 from reliq.events import Observer, notify
@@ -15,6 +17,7 @@ from reliq.redis.connection import (
     ASYNCIO,
     Driver,
     NotSentError,
+    ServerConnections,
     is_failure,
     is_unknown_script,
     run_blocking,
@@ -31,7 +34,10 @@ S = TypeVar("S")
 
 class AnyClient:
     """
-    Makes calls over one transport and notifies the observers. Its methods wait as the transport's driver does.
+    Makes calls over one transport and notifies the observers.
+
+    Its methods block or await, depending on the driver of the transport. In async code, a started call
+    runs to its end even if its caller is cancelled.
 
     Args:
         clock: returns the current time for scripts, in unix microseconds; None means Redis' own clock.
@@ -39,55 +45,45 @@ class AnyClient:
 
     def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
         self._transport = transport
+        self._driver = transport.driver
         self._clock = clock
         self.observers = observers
 
-    async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
+    async def run(self, request: Request[T], *, for_seconds: float = 0.0, once_sent: bool = False) -> T:
         """
         Make `request` and return its answer. While Redis is unavailable, retry for `for_seconds`.
+
+        With `once_sent`, do not retry a request that could not be sent. The caller may then send it to another server.
 
         Raises:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused the request; a retry would not help.
         """
-        return await self._try(self._one, request, for_seconds)
-
-    async def run_once_sent(self, request: Request[T], *, for_seconds: float) -> T:
-        """
-        Make `request` as `run` does, but do not retry a request that could not be sent: raise RedisUnavailableError.
-
-        The caller may then send the request to another server, because this server has not received it.
-        """
-        try:
-            return await self.run(request)
-        except RedisUnavailableError as error:
-            if not error.maybe_ran:
-                raise
-        try:
-            return await self.run(request, for_seconds=for_seconds)
-        except (RedisUnavailableError, RedisRefusedError) as error:
-            error.maybe_ran = True
-            raise
+        return await self._driver.complete(self._try(self._one, request, for_seconds, once_sent=once_sent))
 
     async def run_all(
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
         """
-        Make `requests` in one round trip. A request that Redis refused has the exception as its answer.
+        Make `requests` in one round trip and return their answers.
 
-        The requests run in their order, except that scripts which Redis has not cached run after the others.
+        The answer to a refused request is the exception. Redis runs the requests in their order, except that scripts
+        which it has not cached run last, in a second round trip.
 
-        With several servers, the answer is a RedisUnavailableError where a server failed. With `once_sent`, a request
-        that could not be sent is not retried.
+        With several servers, the answer to a request whose server failed is a RedisUnavailableError. With `once_sent`,
+        a request that could not be sent is not retried.
 
         Raises:
             RedisUnavailableError: the only server cannot be reached.
         """
         if not requests:
             return []
+        return await self._driver.complete(self._run_all(requests, for_seconds, once_sent=once_sent))
+
+    async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float, *, once_sent: bool) -> list[Any]:
         if not for_seconds:
             return self._answers(requests, await self._exchange(requests))
-        replies: list[Any] = []  # empty until the first round trip
+        replies: list[Any] = []  # empty until a round trip has succeeded
         left: Sequence[int] = range(len(requests))  # indexes of the failed requests, which are retried
 
         async def fill(requests: Sequence[Request[Any]]) -> None:
@@ -95,7 +91,7 @@ class AnyClient:
             made = await self._exchange([requests[at] for at in left])
             replies.extend([None] * (len(requests) - len(replies)))
             for at, reply in zip(left, made, strict=True):
-                # An earlier try may have run the request, even if the last try was not sent.
+                # If an earlier try of a request was sent and failed, keep that error: Redis may have run the request.
                 if not (isinstance(reply, NotSentError) and is_failure(replies[at])):
                     replies[at] = reply
             done = (NotSentError,) if once_sent else ()
@@ -112,33 +108,35 @@ class AnyClient:
                 raise
         return self._answers(requests, replies)
 
-    async def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
+    async def run_at(self, node: ServerConnections, requests: Sequence[Request[Any]]) -> list[Any]:
         """
-        Make `requests` at every server at the same time. Return each server's answers by its name, as `run_all` does.
+        Make `requests` at one server, and return their answers as `run_all` does.
 
         Raises:
-            RedisUnavailableError: no server is known, or the only server cannot be reached.
+            RedisUnavailableError: the server cannot be reached.
         """
         try:
-            found = await self._transport.everywhere([one.command for one in requests])
+            self._transport.check(node)
+            replies = await node.exchange([one.command for one in requests])
         except (redis.RedisError, OSError) as error:
-            raise translated(requests[0], error) from None
-        return {server: self._answers(requests, replies) for server, replies in found.items()}
+            self._transport.note(node, error)
+            raise translated(request=requests[0], error=error) from None
+        return self._answers(requests, replies)
 
     async def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
         """
-        Make `request` and `wait` for its confirmation, on the same connection in the same round trip.
+        Make `request`, then `wait` for its confirmation, in one round trip on one connection.
 
         Returns:
-            Both answers. If Redis refused the wait, its answer is the exception, because the request has been made.
+            The answers to both. If Redis refused only `wait`, its answer is the exception, because `request` has run.
 
         Raises:
             RedisUnavailableError: Redis cannot be reached or cannot answer now.
             RedisRefusedError: Redis refused the request; a retry would not help.
         """
-        return await self._try(self._both, (request, wait), for_seconds)
+        return await self._driver.complete(self._try(self._both, (request, wait), for_seconds))
 
     async def _one(self, request: Request[T]) -> T:
         timed = request if self._clock is None else request.at(self._clock())
@@ -147,7 +145,7 @@ class AnyClient:
             if isinstance(reply, Exception) and is_unknown_script(reply):
                 [reply] = await self._transport.exchange([timed.command_in_full])
         except (redis.RedisError, OSError) as error:
-            raise translated(request, error) from None
+            raise translated(request=request, error=error) from None
         return self._answer(request, reply)
 
     async def _both(self, pair: tuple[Request[T], Command[Confirmed]]) -> tuple[T, Confirmed | Exception]:
@@ -159,12 +157,14 @@ class AnyClient:
         except ReliqError as error:
             return answer, error
 
-    async def _try(self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float) -> T:
+    async def _try(
+        self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float, *, once_sent: bool = False
+    ) -> T:
         """
-        Return the result of `make(asked)`. While Redis is unavailable, retry for `for_seconds`, first without a pause.
+        Call `make(asked)` and return its result; while Redis is unavailable, retry for `for_seconds`.
 
-        The last try is made at the end of that time, so a shorter outage fails no request. When tries are slow, no try
-        is started that would end too late. An earlier try may have run the request although its reply was lost.
+        The first retry is immediate. A further retry starts only if there is time for it, by the average duration of
+        the tries before. If any try was sent and got no reply, the raised error has `maybe_ran` set.
         """
         began = time.monotonic()
         made = 0
@@ -175,25 +175,28 @@ class AnyClient:
                 return await make(asked)
             except (RedisUnavailableError, RedisRefusedError) as error:
                 maybe_ran = error.maybe_ran = error.maybe_ran or maybe_ran
-                if not for_seconds or isinstance(error, RedisRefusedError):
+                if not for_seconds or isinstance(error, RedisRefusedError) or (once_sent and not maybe_ran):
                     raise
                 made += 1
                 if made == 1:
                     continue
                 since = time.monotonic() - began
-                left = for_seconds - since - (since - paused) / made  # a try takes the average time so far
+                # How long to pause at most: the time left, minus the average duration of a try.
+                left = for_seconds - since - (since - paused) / made
                 if left <= 0:
                     raise
             pause = max(0.0, min(seconds_after(RECONNECT, made - 1), left))
             paused += pause
-            await self._transport.driver.sleep(pause)
+            await self._driver.sleep(pause)
 
     async def _exchange(self, requests: Sequence[Request[Any]], *, together: bool = False) -> list[Any]:
         """
-        Make `requests` in one round trip. Send scripts that Redis has not cached again with their texts.
+        Make `requests` in one round trip and return the replies.
+
+        A second round trip sends the full text of scripts that Redis has not cached.
 
         Args:
-            together: repeat all requests in the second round trip, not only the missing scripts.
+            together: if true, the second round trip repeats all requests, otherwise only requests with these scripts.
         """
         if self._clock is not None:
             requests = [one.at(self._clock()) for one in requests]
@@ -209,7 +212,7 @@ class AnyClient:
         except (redis.RedisError, OSError) as error:
             failure = translated(requests[0], error)
             if replies and isinstance(failure, RedisUnavailableError):
-                failure.maybe_ran = True  # some requests ran in the first round trip
+                failure.maybe_ran = True  # the first round trip may have run some requests
             raise failure from None
         return replies
 
@@ -225,47 +228,18 @@ class AnyClient:
 
     def _answer(self, request: Request[T], reply: Any) -> T:
         if isinstance(reply, Exception):
-            raise translated(request, reply) from None
+            raise translated(request=request, error=reply) from None
         answer = request.read(reply)
         if self.observers:
             notify(self.observers, request.events(answer))
         return answer
 
 
-class AsyncClient(AnyClient):
-    """
-    Makes calls from the tasks of one event loop.
+class Timed(NamedTuple):
+    """The answers of one server, and how many seconds they took."""
 
-    Cancelling a caller does not interrupt the exchange, so no connection is left with unread replies.
-    """
-
-    @classmethod
-    def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
-        """Async version of `Client.to`, for the running event loop."""
-        return cls(connection.async_wire(timeout_seconds), observers, connection.clock)
-
-    async def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
-        """Run one request, see `AnyClient.run`."""
-        return await _uncut(super().run(request, for_seconds=for_seconds))
-
-    async def run_all(
-        self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
-    ) -> list[Any]:
-        """Run several requests, see `AnyClient.run_all`."""
-        return await _uncut(super().run_all(requests, for_seconds=for_seconds, once_sent=once_sent))
-
-    async def run_confirmed(
-        self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
-    ) -> tuple[T, Confirmed | Exception]:
-        """Run a request and wait for its confirmation, see `AnyClient.run_confirmed`."""
-        return await _uncut(super().run_confirmed(request, wait, for_seconds=for_seconds))
-
-
-async def _uncut(call: Coroutine[Any, Any, T]) -> T:
-    """Await a call that continues when this caller is cancelled; asyncio then logs no failure of the call."""
-    task = asyncio.ensure_future(call)
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    return await asyncio.shield(task)
+    answers: list[Any]
+    seconds: float
 
 
 class Client:
@@ -276,7 +250,7 @@ class Client:
         clock: returns the current time for scripts, in unix microseconds; None means Redis' own clock.
 
     Attributes:
-        driven: the client for code that is written once for blocking and async callers.
+        driven: the `AnyClient` behind this client, for code that is written once for blocking and async callers.
     """
 
     def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
@@ -287,7 +261,7 @@ class Client:
 
     @classmethod
     def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
-        """Return a client of `connection`, with its clock, that waits at most `timeout_seconds` for a reply."""
+        """Return a client that uses `connection` and its clock, and waits at most `timeout_seconds` for a reply."""
         return cls(connection.wire(timeout_seconds), observers, connection.clock)
 
     def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
@@ -300,9 +274,53 @@ class Client:
         """Run several requests, see `AnyClient.run_all`."""
         return run_blocking(self.driven.run_all(requests, for_seconds=for_seconds, once_sent=once_sent))
 
+    def start_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, Future[Timed]]:
+        """
+        Send `requests` to every server, each in its own thread; return the futures by server name.
+
+        Raises:
+            RedisUnavailableError: no server is known.
+        """
+        try:
+            nodes = self._transport.nodes()
+        except (redis.RedisError, OSError) as error:
+            raise translated(request=requests[0], error=error) from None
+
+        def ask(node: ServerConnections, result: Future[Timed]) -> None:
+            began = time.monotonic()
+            try:
+                answers = run_blocking(self.driven.run_at(node, requests))
+                result.set_result(Timed(answers, time.monotonic() - began))
+            except BaseException as error:
+                result.set_exception(error)
+
+        results: dict[str, Future[Timed]] = {server: Future() for server in nodes}
+        for server, node in nodes.items():
+            threading.Thread(target=ask, args=(node, results[server]), name=f"reliq-ask-{server}", daemon=True).start()
+        return results
+
     def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
-        """Run requests at every server, see `AnyClient.run_everywhere`."""
-        return run_blocking(self.driven.run_everywhere(requests))
+        """
+        Send `requests` to every server in parallel; return the list of answers of each server, by server name.
+
+        Raises:
+            RedisUnavailableError: no server is known, or the only server cannot be reached.
+        """
+        answers: dict[str, list[Any]] = {}
+        for server, result in self.start_everywhere(requests).items():
+            try:
+                answers[server] = result.result().answers
+            except (RedisUnavailableError, RedisRefusedError) as error:
+                if not self.has_many:
+                    raise
+                answers[server] = [error] * len(requests)
+        return answers
+
+    def avoid(self, servers: Iterable[str]) -> None:
+        """Make calls to these servers of a Cluster fail immediately, until they answer a ping."""
+        for server, node in self._transport.nodes().items():
+            if server in servers:
+                self._transport.note(node, redis.TimeoutError("it answers slowly"))
 
     def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
@@ -311,7 +329,7 @@ class Client:
         return run_blocking(self.driven.run_confirmed(request, wait, for_seconds=for_seconds))
 
     def wake_tokens(self) -> WakeTokens:
-        """Return waits for wake tokens, which run beside the calls of this client."""
+        """Return an object that waits for wake tokens; it opens its own connections to the same Redis."""
         return WakeTokens(self, self._transport)
 
     @property
@@ -322,16 +340,16 @@ class Client:
 
 class Clients:
     """
-    The clients of one queue. Blocking clients are kept; each async call gets its own.
+    The clients of one queue: blocking clients are reused, and each async call gets a new client.
 
-    New clients are made in a forked process and when connections are redirected. If `target` is None, RELIQ_URL is
-    read again then.
+    After a fork, or when `redirected` changes the connections of the process, new clients are created. If `target` is
+    None, they use the current value of RELIQ_URL.
 
     Attributes:
         observers: callables that get the events of these clients.
-        epoch: the epoch of the current connections, see `reliq.redis.server`.
-        named, maps: the attributes of the current connection with these names.
-        waits: the `Listener` that waits over a thread's own connections, if there is one.
+        epoch: identifies the current connections, see `epoch` in `reliq.redis.server`.
+        named, maps: the same objects as `named` and `maps` of the current `Connection`.
+        waits: the `Listener` of `Queue.receive` if it was used; `close` stops it.
     """
 
     waits: Any = None
@@ -348,10 +366,10 @@ class Clients:
         self.maps: dict[str, Any] = {}
 
     def connection(self) -> Connection:
-        """Return the connection to the queue's Redis; raise ConfigurationError when none was named."""
+        """Return the connection to the queue's Redis; raise ConfigurationError if no Redis is given."""
         connection = self._connection
         if self.epoch is not transport.epoch:
-            # Drop everything that belongs to another Redis or to the parent process.
+            # Drop the clients, which belong to another Redis or to the parent process.
             self.epoch = transport.epoch
             connection = self._connection = None
             self._blocking = {}
@@ -363,7 +381,7 @@ class Clients:
         return connection
 
     def blocking(self, longer_seconds: float = 0.0) -> Client:
-        """Return the client that waits for a reply for a publish's timeout plus `longer_seconds`."""
+        """Return a blocking client that waits PUBLISH_TIMEOUT_SECONDS plus `longer_seconds` for a reply."""
         if self.epoch is transport.epoch and (known := self._blocking.get(longer_seconds)):
             return known
         connection = self.connection()
@@ -371,12 +389,14 @@ class Clients:
         # Threads that start at the same time get the same client.
         return self._blocking.setdefault(longer_seconds, Client.to(connection, timeout_seconds, self.observers))
 
-    def asynchronous(self, longer_seconds: float = 0.0) -> AsyncClient:
+    def asynchronous(self, longer_seconds: float = 0.0) -> AnyClient:
         """Return the client for the running event loop, see `blocking`."""
-        return AsyncClient.to(self.connection(), PUBLISH_TIMEOUT_SECONDS + longer_seconds, self.observers)
+        connection = self.connection()
+        transport = connection.async_wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
+        return AnyClient(transport, self.observers, connection.clock)
 
     def driven(self, driver: Driver, longer_seconds: float = 0.0) -> AnyClient:
-        """Return the client that waits as `driver` does."""
+        """Return the async client for the driver ASYNCIO, and the blocking client for BLOCKING."""
         return self.asynchronous(longer_seconds) if driver is ASYNCIO else self.blocking(longer_seconds).driven
 
     def close(self) -> None:

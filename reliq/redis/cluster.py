@@ -28,13 +28,14 @@ from reliq.redis.redis_py import redis
 
 logger = logging.getLogger(__name__)
 
-#: A server counts as unavailable when its first reply takes longer than this, plus the time its commands block.
+#: Wait this many seconds for a server's replies, plus the timeouts of blocking commands. Then the server counts as
+#: unavailable.
 SERVER_SECONDS = 0.9
 #: The pause before the first retry of a node, in seconds; each further pause is twice as long.
 FIRST_PAUSE_SECONDS = 0.1
 #: The longest pause between two retries, in seconds.
 LONGEST_PAUSE_SECONDS = 0.5
-#: The shortest time between two reads of the slots, in seconds; one read serves all requests in that time.
+#: The shortest time between two reads of the slots, in seconds. If several callers request a read, one read is enough.
 READ_PAUSE_SECONDS = 0.05
 #: The longest wait for the first read of the slots, in seconds.
 FIRST_READ_SECONDS = 2.0
@@ -42,12 +43,12 @@ FIRST_READ_SECONDS = 2.0
 #: Commands whose first argument is not a key: any server can run them.
 _KEYLESS = {"ACL", "CLUSTER", "CONFIG", "INFO", "PING", "SCAN", "SCRIPT", "SLOWLOG", "TIME"}
 _WAITS = ("WAIT", "WAITAOF")
-#: Errors of a Cluster node during or after a failover of that node.
+#: Error codes of a Cluster node during or after its failover.
 _CHANGING = {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY"}
-#: A generator without a seed: an application that seeds `random` gets the same numbers with and without reliq.
+#: Not the module `random`: if an application seeds `random`, its random numbers must not depend on reliq.
 _random = random.SystemRandom()
 
-#: First and last slot, the primary of these slots, and its replicas, each as HOST:PORT.
+#: For each range of slots: first and last slot, the primary of these slots, and its replicas. Nodes are HOST:PORT.
 Ranges = list[tuple[int, int, str, list[str]]]
 Connect = Callable[[str, Sequence[Sequence[str]]], list[Any]]
 
@@ -56,18 +57,18 @@ class CircuitBreakers:
     """
     The nodes that timed out. Commands to these nodes fail immediately.
 
-    For each node, a thread connects and pings with a backoff, and ends when the node answers.
+    For each of these nodes, a thread connects and sends PING, with a backoff, until the node answers.
 
     Args:
         probe: connects to a node and pings it; raises the exceptions of redis-py.
-        meanwhile: called after each failed ping.
+        meanwhile: a function that is called after each failed ping.
     """
 
     def __init__(self, probe: Callable[[str], object], meanwhile: Callable[[], None]) -> None:
         self._probe = probe
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
-        #: Node -> the exception of its failure.
+        #: For each node that timed out, the exception of its failure.
         self._open: dict[str, Exception] = {}
 
     def check(self, node: str) -> str:
@@ -85,7 +86,7 @@ class CircuitBreakers:
         threading.Thread(target=self._ping, args=(node,), name=f"reliq-ping-{node}", daemon=True).start()
 
     def keep(self, nodes: Collection[str]) -> None:
-        """Forget all nodes but `nodes`."""
+        """Forget the failures of all nodes except `nodes`."""
         with self._lock:
             for node in self._open.keys() - set(nodes):
                 del self._open[node]
@@ -100,7 +101,7 @@ class CircuitBreakers:
             except broken():
                 self._meanwhile()
                 continue
-            except Exception as error:  # an error reply is an answer too
+            except Exception as error:  # an error reply shows that the node answers
                 logger.debug("%s answers again: %s", node, error)
             with self._lock:
                 self._open.pop(node, None)
@@ -118,9 +119,9 @@ class Servers:
     def __init__(self, seeds: Sequence[str], ask: Connect) -> None:
         self._seeds = seeds
         self._ask = ask
-        #: The primary of each slot, None for an unassigned slot; None before the first read.
+        #: The primary of each slot, None for a slot without a primary. The list itself is None before the first read.
         self._slots: list[str | None] | None = None
-        #: The primaries at the last read, each with its replicas.
+        #: The replicas of each primary, as of the last read of the slots.
         self._nodes: dict[str, list[str]] = {}
         self._favourite = ""
         self._failure: Exception | None = None
@@ -155,31 +156,32 @@ class Servers:
             raise NotSentError(f"no node of the Cluster has slot {slot}")
         return self._breakers.check(node)
 
-    def check(self, server: str) -> str:
-        """Return `server`; raise NotSentError while it does not answer."""
-        return self._breakers.check(server)
+    def check(self, server: str) -> None:
+        """Raise NotSentError while `server` does not answer."""
+        self._breakers.check(server)
 
     def close(self) -> None:
-        """Stop pinging; commands are sent again to nodes that did not answer."""
+        """Stop the pings, and allow commands to all nodes again, also to nodes that timed out."""
         self._breakers.keep(())
 
     def names(self) -> Collection[str]:
-        """Return the primaries, which have the slots."""
+        """Return the primaries as of the last read of the slots."""
         return self._nodes
 
     def replicas(self) -> Collection[str]:
-        """Read the slots, if a node answers, and return the replicas."""
+        """Return the known replicas, after an attempt to read the Cluster's slot map again."""
         with suppress(*broken()):
             self._take(self._ask_around())
         return {replica for replicas in self._nodes.values() for replica in replicas}
 
     def note(self, server: str, error: Exception) -> str:
         """
-        Note that `server` failed or replied with `error`; return the node of a redirection, else an empty text.
+        Process an error of `server`. If the error is a redirection, return the new node, otherwise an empty text.
 
-        If the server did not answer, its commands fail immediately from then on, and the slots are read again.
+        If the server did not answer, read the slots again, and let further commands to the server fail immediately
+        until it answers.
         """
-        if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass
+        if isinstance(error, redis.exceptions.AskError):  # or its subclass MovedError
             node = f"{error.host or server.rpartition(':')[0]}:{error.port}"
             if isinstance(error, redis.exceptions.MovedError):
                 if self._slots is not None:
@@ -204,7 +206,7 @@ class Servers:
         threading.Thread(target=self._read_while_wanted, name="reliq-topology", daemon=True).start()
 
     def _any(self) -> str:
-        """Return a node that answers, as far as is known; the same node as long as it answers."""
+        """Return a node that has not timed out; return the same node as long as possible."""
         for node in [self._favourite, *_random.sample(sorted(self._nodes), len(self._nodes))]:
             with suppress(NotSentError):
                 if node in self._nodes:
@@ -242,7 +244,7 @@ class Servers:
         self._breakers.keep(self._nodes)
 
     def _ask_around(self) -> Ranges:
-        """Return the slots from the first node that can reach most of the Cluster, else from any node."""
+        """Return the slots from the first node with `cluster_state:ok`, or else from any node that answers."""
         ranges: Ranges | None = None
         why: Exception | None = None
         for node in dict.fromkeys([*_random.sample(sorted(self._nodes), len(self._nodes)), *self._seeds]):
@@ -256,7 +258,7 @@ class Servers:
                 continue
             except redis.ResponseError as error:
                 if "cluster support disabled" in str(error):
-                    raise WrongKindError.single(node) from error
+                    raise WrongKindError.single(place=node) from error
                 raise
             ranges = ranges_of(rows, node)
             if not isinstance(state, bytes) or read_facts(state).get("cluster_state") == "ok":
@@ -275,7 +277,11 @@ def key_slot(key: str) -> int:
 
 
 def ranges_of(rows: Sequence[Sequence[Any]], asked: str) -> Ranges:
-    """Parse CLUSTER SLOTS; a node without a host name gets the host of the node `asked`."""
+    """
+    Parse the reply of the node `asked` to CLUSTER SLOTS.
+
+    A node without a host name in the reply gets the host of `asked`.
+    """
 
     def node(row: Sequence[Any]) -> str:
         host = row[0].decode() if row[0] else asked.rpartition(":")[0]
@@ -290,7 +296,7 @@ def _key(command: Sequence[Arg]) -> str | None:
         return None
     at = 1
     if command[0] in ("EVALSHA", "EVAL"):
-        if not command[2]:  # the number of keys
+        if not command[2]:  # the script has no keys
             return None
         at = 3
     key = command[at] if len(command) > at else None
@@ -300,13 +306,13 @@ def _key(command: Sequence[Arg]) -> str | None:
 
 
 class Sent(NamedTuple):
-    """A command and the index of its reply, None when the reply is ignored."""
+    """A command, and the index at which its reply is stored; the index is None if the reply is not needed."""
 
     at: int | None
     command: Sequence[Arg]
 
 
-#: Server -> the commands sent to it together.
+#: The commands that are sent together to each server.
 Shares = dict[str, list[Sent]]
 
 
@@ -314,13 +320,11 @@ class Exchange:
     """
     One round trip: the commands for each server, and the replies in the order of the commands.
 
-    If a server fails, all its commands get the exception as reply. A WAIT goes to the server of the command before it.
-
-    Args:
-        to: the server of each command; by default the server with the command's key.
+    If a server fails, the reply to each of its commands is the exception. A WAIT is sent to the same server as the
+    command before it.
     """
 
-    def __init__(self, servers: Servers, commands: Sequence[Sequence[Arg]], to: Sequence[str] = ()) -> None:
+    def __init__(self, servers: Servers, commands: Sequence[Sequence[Arg]]) -> None:
         self._servers = servers
         self._commands = commands
         self.replies: list[Any] = [None] * len(commands)
@@ -330,7 +334,7 @@ class Exchange:
         for at, command in enumerate(commands):
             if at == 0 or command[0] not in _WAITS:
                 try:
-                    server = servers.check(to[at]) if to else servers.server_of(command)
+                    server = servers.server_of(command)
                 except NotSentError as error:
                     server = error
             if isinstance(server, NotSentError):
@@ -351,7 +355,7 @@ class Exchange:
         self.put(share, [error] * len(share))
 
     def redirected(self) -> Shares:
-        """Return the commands that were redirected, by their new server; note all other errors."""
+        """Pass all errors to `Servers.note`; return the redirected commands, grouped by their new server."""
         shares: Shares = {}
         share: list[Sent] | None = None
         for at, command in enumerate(self._commands):
@@ -404,36 +408,37 @@ class ClusterTransport:
                 await node.close_idle()
         return exchange.replies
 
-    async def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
-        """Send `commands` to every server at the same time; return each server's replies by its name."""
-        self._servers.server_of(("PING",))  # waits until the servers are known
-        names = list(self._servers.names())
-        exchange = Exchange(self._servers, [*commands] * len(names), [name for name in names for _ in commands])
-        await self._make(exchange, exchange.shares)
-        count = len(commands)
-        return {name: exchange.replies[at * count : (at + 1) * count] for at, name in enumerate(names)}
-
     async def close(self) -> None:
-        """Close every connection; the next use opens them again."""
+        """Close every connection; a connection is opened again at its next use."""
         for node in list(self._nodes.values()):
             await node.close()
 
     def place(self, key: str) -> Hashable:
-        """Return the slot of `key`: one command may name several keys of one slot."""
+        """Return the slot of `key`; one command may use several keys of the same slot."""
         return key_slot(key)
 
     def node_for(self, key: str) -> ServerConnections:
-        """Return the connections to the node with `key`; raise NotSentError if there is none or it does not answer."""
+        """Return the connections to the node with `key`; raise NotSentError if no such node is available."""
         return self._node(self._servers.server_of(("GET", key)))
 
+    def nodes(self) -> dict[str, ServerConnections]:
+        """Return the connections to all known primaries; wait for the first read of the slots."""
+        if not self._servers.is_ready:
+            self._servers.server_of(("PING",))
+        return {server: self._node(server) for server in self._servers.names()}
+
     def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:
-        """Return the connections to all current primaries, and with `replicas` to the replicas too; for operators."""
+        """Read the slots; return the connections to all primaries and, if `replicas` is true, to all replicas."""
         others = self._servers.replicas()
         names = [*self._servers.names(), *(others if replicas else ())]
         return {server: self._node(server) for server in names}
 
+    def check(self, node: ServerConnections) -> None:
+        """Raise NotSentError while the server of `node` does not answer."""
+        self._servers.check(node.server)
+
     def note(self, node: ServerConnections, error: Exception) -> None:
-        """Note a failure or an error reply of a server outside of an exchange."""
+        """Process a failure or an error reply that occurred outside of `exchange`, see `Servers.note`."""
         self._servers.note(node.server, error)
 
     def _node(self, server: str) -> ServerConnections:
@@ -447,7 +452,7 @@ class ClusterTransport:
     async def _make(self, exchange: Exchange, shares: Shares) -> None:
         waiting: list[tuple[ServerConnections, PooledConnection, list[Sent]]] = []
         try:
-            # All callers use the same order, so two callers never wait for each other's connections.
+            # All callers send in the same order of servers, so two callers never wait for each other's connections.
             for server, share in sorted(shares.items()):
                 node = self._node(server)
                 try:

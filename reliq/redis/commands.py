@@ -28,7 +28,7 @@ Clock = Callable[[], int]
 
 
 def id_text(raw: bytes) -> str:
-    """Return an id as text; the id of a foreign publisher may be any bytes and is sent back unchanged."""
+    """Return an id as text. An id of another program may be any bytes; `packed` restores these bytes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
@@ -41,7 +41,11 @@ def raise_first(answers: list[Any]) -> list[Any]:
 
 
 def answered(answers: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
-    """Return the answers of the available shards and the numbers of the others; raise if all failed or one refused."""
+    """
+    Return the answers of the available shards, and the numbers of the unavailable shards.
+
+    Raise the first error if all shards are unavailable, or if a shard refused the request.
+    """
     away = tuple(at for at, answer in enumerate(answers) if isinstance(answer, RedisUnavailableError))
     if len(away) == len(answers):
         raise_first([*answers])
@@ -54,19 +58,19 @@ def of_every_shard(queue: str, done: str, answers: Sequence[Any]) -> list[Any]:
     if away:
         others = ", ".join(str(at) for at in range(len(answers)) if at not in away)
         raise RedisUnavailableError(
-            f"queue {queue!r} is {done} in the shards {others}, and not in {', '.join(map(str, away))}, whose Redis is away: "
-            f"{answers[away[0]]}; do it again when that is back",
+            f"queue {queue!r} is {done} in the shards {others}, but not in {', '.join(map(str, away))}, whose Redis is unavailable: "
+            f"{answers[away[0]]}; repeat this when it is available",
             maybe_ran=True,
         )
     return there
 
 
 def no_events(_result: Any, /) -> Iterable[Event]:
-    """Return no events; for requests that observers do not get."""
+    """Return no events: observers are not notified about the request."""
     return ()
 
 
-#: Exceptions of a parser for a reply with an unexpected format.
+#: Exceptions that a parser raises for a reply with an unexpected format.
 _UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
@@ -79,7 +83,7 @@ class Call(Generic[T]):
         script: the Lua script.
         keys: KEYS, in the order of the script's header.
         args: ARGV, in the order of the script's header.
-        parse: parses the reply; any exception means an unexpected reply.
+        parse: parses the reply; raises any exception if the reply is unexpected.
         events: creates the events for observers from the parsed reply.
     """
 
@@ -100,7 +104,7 @@ class Call(Generic[T]):
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
     def at(self, us: int) -> Call[T]:
-        """Return the call with the time `us`, in unix microseconds, unless the call has a time already."""
+        """Return a copy with the time `us`, in unix microseconds; a call that has a time is returned unchanged."""
         return replace(self, args=(us, *self.args[1:])) if self.args[0] == "" else self
 
     def read(self, reply: Any) -> T:
@@ -108,7 +112,7 @@ class Call(Generic[T]):
         try:
             return self.parse(reply)
         except _UNREADABLE as error:
-            raise _unreadable(self.script.name, error) from error
+            raise _unreadable(name=self.script.name, error=error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,26 +144,26 @@ class Command(Generic[T]):
         try:
             return self.parse(reply)
         except _UNREADABLE as error:
-            raise _unreadable(str(self.command[0]), error) from error
+            raise _unreadable(name=str(self.command[0]), error=error) from error
 
 
 Request = Call[T] | Command[T]
 
 
 def _unreadable(name: str, error: Exception) -> ProtocolError:
-    return ProtocolError(f"{name} answered something that is not its reply ({type(error).__name__})")
+    return ProtocolError(f"{name} got an unexpected reply ({type(error).__name__})")
 
 
 #: Seconds between two writes of a worker's record.
 BEAT_SECONDS = 5.0
-#: A record expires this many ms after the last write, for example because its worker was killed.
+#: A worker's record expires this many ms after its last write, so the record of a killed worker disappears.
 RECORD_MS = 15_000
-#: A worker leaves the index this many seconds after its last write.
+#: A worker is removed from the index this many seconds after the last write of its record.
 FORGET_SECONDS = 3600
 #: A record lists at most this many running handlers.
 SLOTS_LIMIT = 200
 
-#: A record with larger numbers was written by another program.
+#: The numbers in a worker's record; a record with larger numbers is not from reliq and is ignored.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 _Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
 
@@ -170,7 +174,7 @@ class RunningJob:
     A running handler.
 
     Attributes:
-        attempt: 1 for the first delivery; None for a bare body.
+        attempt: 1 for the first delivery; None for a body without reliq's envelope.
         started: when it started, in unix seconds by its worker's clock.
     """
 
@@ -191,7 +195,7 @@ class Worker:
         slots: how many handlers it can run at the same time.
         busy: how many handlers are running.
         started: when it started.
-        last_claim: when its last round of claims was completed.
+        last_claim: when it last completed its claims from all its queues.
         seen: when this record was written.
         running: the running handlers, the longest running first; at most SLOTS_LIMIT.
     """
@@ -209,7 +213,7 @@ class Worker:
     running: tuple[RunningJob, ...] = ()
 
 
-#: At most this many characters are read of a pause's reason that another program wrote.
+#: If another program wrote the pause of a queue, at most this many characters of it are shown as the reason.
 FOREIGN_REASON_LIMIT = 200
 
 _pause_decoder = msgspec.json.Decoder(Pause)
@@ -227,7 +231,7 @@ def read_bytes(reply: Any) -> bytes:
 
 
 def read_text(reply: bytes | None) -> str:
-    """Return a reply as text; empty for None."""
+    """Return a reply as text; None becomes an empty text."""
     return "" if reply is None else reply.decode("utf-8", "replace")
 
 
@@ -242,7 +246,7 @@ def read_scores(reply: Any) -> list[tuple[str, float]]:
 
 
 def read_raw_scores(reply: Any) -> list[tuple[str, float]]:
-    """Return ids with their scores as Redis has them, not limited to valid times."""
+    """Return ids with their scores, without a check; `read_scores` limits the scores to valid times."""
     pairs = reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
     return [(id_text(member), float(score)) for member, score in pairs]
 
@@ -254,7 +258,7 @@ def read_facts(reply: bytes) -> dict[str, str]:
 
 
 def read_pause(reply: bytes) -> Pause:
-    """Return a pause; if another program wrote the value, its first characters are the reason."""
+    """Parse a stored pause; if another program wrote the value, its first characters become the reason."""
     try:
         return _pause_decoder.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -265,13 +269,14 @@ def read_letter(row: Any, keys: Keys) -> DeadLetter:
     """Return a dead letter from an entry of a shard's stream `dead`."""
     name = row[0].decode()
     pairs = row[1]
-    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # another program may have written other fields
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # an entry of another program may lack fields
     header, payload = open_envelope(fields.get(b"value", b""), bare=keys.bare)
     note = FailureNote.parse(fields.get(b"note"))
     attempts = note.attempt
     if attempts is None and header.retries is not None:
-        attempts = header.retries + 1  # only a message without retries left ends by an expired lease
-    # A letter that was moved from another shard has the time of death in a field; its name has the time of the move.
+        attempts = header.retries + 1  # without a failure note, the last lease expired
+    # The stream id contains the time of death. A letter that was moved from another shard has that time in the field
+    # `died`, because its stream id contains the time of the move.
     death = fields.get(b"died", row[0]).split(b"-")[0]
     id = id_text(fields.get(b"id", b""))
     died = clamp_time((whole_number(death) or 0) / 1000)
@@ -287,29 +292,29 @@ SortedSet = Literal["pending", "unack"]
 
 
 def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
-    """Read the values of messages; None for a message without a value."""
+    """Read the values of messages; a missing value is None."""
     return Command(
         ("MGET", *map(keys.msg, ids)), lambda reply: [one if isinstance(one, bytes) else None for one in reply]
     )
 
 
 def body_start(keys: Keys, id: str, length: int) -> Command[bytes]:
-    """Read the first bytes of a message's value; empty when it is gone."""
+    """Read the first `length` bytes of a message's value; empty if Redis has no value."""
     return Command(("GETRANGE", keys.msg(id), 0, length - 1), read_bytes)
 
 
 def state_words(keys: Keys, ids: Sequence[str]) -> Command[list[StateWord]]:
-    """Read the state words of messages."""
+    """Read the state words of messages: their fields in the Redis hash `lease`."""
     return Command(("HMGET", keys.lease, *ids), lambda reply: [StateWord.parse(one) for one in reply])
 
 
 def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
-    """Read the retries left of messages, as stored; None for a message without a count."""
+    """Read how many retries messages have left, as bytes; None for a missing number."""
     return Command(("HMGET", keys.retries_left, *ids), list)
 
 
 def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
-    """Read the earliest due time or lease deadline in unix seconds; None for an empty set."""
+    """Read the earliest due time or lease deadline in unix seconds; None if the set is empty."""
     return Command(
         ("ZRANGE", getattr(keys, place), 0, 0, "WITHSCORES"),
         lambda reply: next((score for _, score in read_scores(reply)), None),
@@ -322,22 +327,26 @@ def due_count(keys: Keys, now_seconds: float) -> Command[int]:
 
 
 def held(keys: Keys, at: int = 0) -> Command[list[tuple[str, float]]]:
-    """Read up to BATCH_LIMIT ids in unack from index `at`, by the end of their lease or backoff, earliest first."""
+    """
+    Read up to BATCH_LIMIT ids in the sorted set `unack`, from index `at`.
+
+    The ids are sorted by the end of their lease or backoff, earliest first.
+    """
     return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
 
 
 def held_sample(keys: Keys, count: int) -> Command[list[str]]:
-    """Return up to `count` random ids in unack."""
+    """Return up to `count` random ids in the sorted set `unack`."""
     return Command(("ZRANDMEMBER", keys.unack, count), read_ids)
 
 
 def end_of(keys: Keys, place: List) -> Command[str]:
-    """Read the id that is claimed next from a list; empty for an empty list."""
+    """Read the id that the next claim takes from a list; an empty text if the list is empty."""
     return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), lambda reply: id_text(reply or b""))
 
 
 def garbage(keys: Keys, count: int) -> Command[list[str]]:
-    """Return up to `count` ids in garbage."""
+    """Return up to `count` ids in the set `garbage`."""
     return Command(("SRANDMEMBER", keys.garbage, count), read_ids)
 
 
@@ -365,7 +374,11 @@ def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
 
 
 def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
-    """Wait for a token of one of several queues, or for a `poke`; return the token's key, None after a timeout."""
+    """
+    Wait for a wake token of one of the queues, or for a value in the list `poke`.
+
+    Return the Redis key of the list with the token or value; None after a timeout.
+    """
     tokens = (keys.wake for keys in queues)
     return Command(
         ("BLPOP", poke, *tokens, f"{for_seconds:.3f}"), lambda reply: None if reply is None else id_text(reply[0])
@@ -383,23 +396,27 @@ def push_wake_token(keys: Keys) -> list[Command[Any]]:
 
 
 def poke(key: str, lasts_ms: int) -> list[Command[int]]:
-    """Interrupt a `wake_token` wait by its `poke`; Redis deletes an unused poke after `lasts_ms`."""
+    """Interrupt the `wake_token` call that waits for the list `key`; an unused poke expires after `lasts_ms`."""
     return [Command(("RPUSH", key, "1"), int), Command(("PEXPIRE", key, lasts_ms), int)]
 
 
 def drop_watch(keys: Keys) -> Command[int]:
-    """Allow another process to watch for the next due time."""
+    """Delete the entry of the process that waits for the queue's next due time, so that another process waits."""
     return Command(("DEL", keys.watch), int)
 
 
 def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
-    """Pause claims from the queue, for `for_ms` or until it is resumed."""
+    """Pause claims from the queue for `for_ms`; if `for_ms` is None, until the queue is resumed."""
     limit = () if for_ms is None else ("PX", for_ms)
     return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), read_nothing)
 
 
 def resume_queue(keys: Keys) -> list[Command[Any]]:
-    """End the pause and the sleep of the whole queue; the first two answers are whether there was one."""
+    """
+    End the pause and the throttling of the whole queue.
+
+    The first answer reports whether the queue was paused, the second whether it was throttled.
+    """
     return [Command(("DEL", keys.paused), bool), Command(("ZREM", keys.asleep, ""), bool), *push_wake_token(keys)]
 
 
@@ -407,7 +424,7 @@ def resume_queue(keys: Keys) -> list[Command[Any]]:
 
 
 def register(entries: Sequence[str], now_seconds: int) -> Command[None]:
-    """Write to the registry that these queues are in use, each by its `Keys.entry`."""
+    """Write the current time to the entries (queue names) of the queue registry; add missing entries."""
     pairs = [part for entry in entries for part in (entry, str(now_seconds))]
     return Command(("HSET", QUEUES_KEY, *pairs), read_nothing)
 
@@ -428,7 +445,11 @@ def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
 
 
 def write_worker(worker: Worker) -> list[Command[None]]:
-    """Write a worker's record and its index entry; drop workers from the index that were silent for an hour."""
+    """
+    Write a worker's record and its index entry.
+
+    Also remove workers from the index that have written no record for an hour.
+    """
     return [
         Command(("SET", worker_key(worker.id), msgspec.json.encode(worker), "PX", RECORD_MS), read_nothing),
         Command(("ZADD", WORKERS_KEY, round(worker.seen), worker.id), read_nothing),
@@ -442,12 +463,15 @@ def remove_worker(id: str) -> list[Command[None]]:
 
 
 def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[None]:
-    """Count the workers with a record that has not expired; call `counted` with the number."""
+    """Count the live workers, whose records have not expired; pass the number to `counted`."""
     since = round(now_seconds - RECORD_MS / 1000)
     return Command(("ZCOUNT", WORKERS_KEY, since, "+inf"), lambda reply: counted(int(reply)))
 
 
 # ---- the server
+
+#: Where an operator sets a parameter of Redis; managed services deny CONFIG SET.
+PLACES = "in redis.conf, or in the parameter group or console of a managed Redis"
 
 
 def server_facts(section: str) -> Command[dict[str, str]]:
@@ -461,7 +485,7 @@ def server_ms() -> Command[int]:
 
 
 def confirmation(durability: Durability) -> Command[Confirmed]:
-    """Wait until earlier commands on the same connection are confirmed; return the confirmations."""
+    """Wait until the replicas or disks confirm earlier commands on this connection; return the confirmations."""
     count = durability.count
     timeout_ms = milliseconds(durability.timeout)
     if durability.kind == "replicas":
@@ -475,25 +499,27 @@ def confirmation(durability: Durability) -> Command[Confirmed]:
     return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
 
 
-#: How many minutes of history are kept, and the length of a minute in ms.
+#: How many minutes of totals are kept.
 MINUTES_LIMIT = 180
+#: The length of a minute in ms.
 MINUTE_MS = 60_000
 
-#: How many numbers a value has, without the last number.
+#: The stored totals of a minute are this many numbers, and then `due_ms`, which is a number or `-`.
 _NUMBERS = 7
 
 
 class Totals(NamedTuple):
     """
-    The totals of a queue at one minute.
+    The totals of a queue, as stored once a minute.
 
     Attributes:
         at_ms: when they were read, in unix ms by Redis' clock.
         arrived: messages published or redriven.
         failed: deliveries that ended in an error or by an expired lease.
-        dead, ended: messages that became dead letters; messages that ended without an ack, dead letters included.
+        dead: messages that became dead letters.
+        ended: messages that ended without an ack, including dead letters.
         waiting: messages that are due and wait for a worker or for the turn of their key.
-        due_ms: since when the oldest of them has been due, in unix ms; None when no message waits or it is unknown.
+        due_ms: when the oldest waiting message was due, in unix ms; None when no message waits or the time is unknown.
     """
 
     at_ms: int
@@ -507,12 +533,12 @@ class Totals(NamedTuple):
 
     @property
     def sums_then(self) -> tuple[int, int, int, int, int]:
-        """The result of `sums` at that time."""
+        """The stored `arrived`, `acked`, `failed`, `dead` and `ended`, in the same order as from `sums`."""
         return self.arrived, self.acked, self.failed, self.dead, self.ended
 
     @staticmethod
     def sums(totals: Mapping[str, int]) -> tuple[int, int, int, int, int]:
-        """Return the numbers of arrived, acked, failed, dead and otherwise ended messages from a queue's totals."""
+        """Return `arrived`, `acked`, `failed`, `dead` and `ended`; each is the sum of some counts in `totals`."""
         kinds = (
             ("published", "redriven"),
             ("acked",),
@@ -525,7 +551,11 @@ class Totals(NamedTuple):
 
 
 def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
-    """Read the stored totals for minutes by their numbers; a slot may still have the totals of an earlier minute."""
+    """
+    Read the stored totals of these minutes, given as unix minutes.
+
+    The caller must check `at_ms`, because an entry may still contain the totals from 180 minutes earlier.
+    """
     return Command(
         ("HMGET", keys.minutes, *(minute % MINUTES_LIMIT for minute in minutes)),
         lambda reply: sorted(found for one in reply if (found := _read(one)) is not None),
@@ -533,7 +563,7 @@ def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
 
 
 def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
-    """Store a queue's totals of one minute; all stored minutes expire when no more are written."""
+    """Store a queue's totals of one minute. All stored totals expire 180 minutes after the last store."""
     minute = totals.at_ms // MINUTE_MS
     text = " ".join("-" if number is None else str(number) for number in totals)
     return [
@@ -543,7 +573,7 @@ def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
 
 
 def _read(value: bytes | None) -> Totals | None:
-    """Parse a stored value; None if another program wrote it."""
+    """Parse the stored totals of a minute; None if another program wrote the value."""
     *texts, due = (value or b"").split(b" ")
     numbers = [number for text in texts if (number := whole_number(text)) is not None and number >= 0]
     if len(numbers) != len(texts) or len(numbers) != _NUMBERS or numbers[0] > LAST_SECOND * 1000:
@@ -552,7 +582,7 @@ def _read(value: bytes | None) -> Totals | None:
     return Totals(at_ms, arrived, acked, failed, dead, ended, waiting, whole_number(due))
 
 
-#: A stack report is kept for ten minutes.
+#: How long Redis keeps a stack report, in ms: ten minutes.
 REPORT_MS = 600_000
 
 
@@ -564,7 +594,7 @@ class HandlerStack:
     Attributes:
         queue: the queue's name; empty for the thread of the event loop, which runs coroutines.
         id: the message id; for a batch the id of the first message.
-        frames: `file:line function`, the innermost frame last.
+        frames: the frames as `file:line function`, the innermost frame last.
     """
 
     queue: str
@@ -580,7 +610,7 @@ class StackReport:
     Attributes:
         at: when the stacks were taken, in unix seconds by the worker's clock.
         stacks: the stacks of the handlers that had run the longest, in that order.
-        left_out: how many more handlers were running.
+        left_out: how many other handlers were running; their stacks are left out.
     """
 
     at: Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
@@ -589,7 +619,7 @@ class StackReport:
 
 
 def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
-    """Take the request for the stacks of a worker; call `asked` if there was a request."""
+    """Read and delete the request for the stacks of a worker; call `asked` if there was a request."""
 
     def read(reply: bytes | None) -> None:
         if reply is not None:

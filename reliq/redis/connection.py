@@ -2,7 +2,7 @@
 Connections to one server: send commands and read replies, in one round trip and without retries.
 
 The server is a single server, the primary of a Sentinel setup, or one node of a Cluster. `reliq.redis.cluster` sends to
-several servers. The modules above do not depend on the kind.
+several servers. Other modules need not know the kind of server.
 
 Code for Redis is written once for blocking and async callers: as coroutines that wait only in the operations of a
 driver. The operations of `BLOCKING` block and never suspend, so `run_blocking` runs such a coroutine to its end without
@@ -54,7 +54,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 class Blocking:
     """Operations that block their thread, on the connections and pools of `redis`."""
 
-    #: Returns the socket of a connection, None while it is closed. `is_connected` needs redis-py 7.
+    #: Returns the socket of a connection, None while it is closed. (`is_connected` exists only since redis-py 7.)
     stream = staticmethod(attrgetter("_sock"))
 
     async def get_connection(self, pool: Any) -> Any:
@@ -90,10 +90,12 @@ class Blocking:
 
     async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
         """
-        Read `count` replies. Return them, with exceptions for errors, and whether there is an error among them.
+        Read `count` replies and return them as a list, and also return whether any of them is an error reply.
+
+        In the list, an error reply is an exception.
 
         Raises:
-            redis.TimeoutError: no reply within `within_seconds`, by default the connection's timeout.
+            redis.TimeoutError: no reply came within `within_seconds`, by default the connection's timeout.
         """
         if within_seconds is not None and not _poll_of(connection._sock)(1000 * within_seconds):  # noqa: SLF001
             raise redis.TimeoutError("no reply came in time")
@@ -101,7 +103,7 @@ class Blocking:
         is_refused = False
         for _ in range(count):
             if within_seconds is not None and within_seconds > connection.socket_timeout:
-                connection.can_read(within_seconds)  # the reply to a WAIT comes later than earlier replies
+                connection.can_read(within_seconds)  # wait longer than the socket's timeout, for example for a WAIT
             try:
                 replies.append(connection.read_response())
             except redis.ConnectionError:
@@ -110,6 +112,10 @@ class Blocking:
                 replies.append(error)
                 is_refused = True
         return replies, is_refused
+
+    def complete(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """Return `call` unchanged, because a blocking call cannot be cancelled."""
+        return call
 
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`."""
@@ -121,8 +127,8 @@ class Blocking:
 
 
 def _poll_of(socket: Any) -> Callable[[float], Any]:
-    """Return a function that waits up to a number of ms for input on `socket` and returns whether there is some."""
-    if not hasattr(select, "poll"):  # missing on Windows and with eventlet
+    """Return a function `wait(ms)` that waits at most `ms` for input on `socket` and returns whether input came."""
+    if not hasattr(select, "poll"):  # Windows and eventlet have no `poll`
         return lambda ms: select.select([socket], [], [], ms / 1000)[0]
     poll = select.poll()
     poll.register(socket, select.POLLIN)
@@ -130,7 +136,7 @@ def _poll_of(socket: Any) -> Callable[[float], Any]:
 
 
 class Asyncio:
-    """The same operations for an event loop, on the connections and pools of `redis.asyncio`."""
+    """The operations of `Blocking` for an event loop, on the connections and pools of `redis.asyncio`."""
 
     #: Returns the stream of a connection, None while it is closed.
     stream = staticmethod(attrgetter("_reader"))
@@ -168,7 +174,9 @@ class Asyncio:
 
     async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
         """
-        Read `count` replies. Return them, with exceptions for errors, and whether there is an error among them.
+        Read `count` replies and return them as a list, and also return whether any of them is an error reply.
+
+        In the list, an error reply is an exception.
 
         Raises:
             redis.TimeoutError: a reply did not come within `within_seconds`, by default the connection's timeout.
@@ -189,6 +197,13 @@ class Asyncio:
                 is_refused = True
         return replies, is_refused
 
+    async def complete(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await `call`; even if the caller is cancelled, run it to its end, so that no connection has unread replies."""
+        task = asyncio.ensure_future(call)
+        # If the call fails after a cancellation, asyncio must not log the failure.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(task)
+
     async def sleep(self, seconds: float) -> None:
         """Sleep for `seconds`."""
         await asyncio.sleep(seconds)
@@ -203,14 +218,15 @@ BLOCKING = Blocking()
 ASYNCIO = Asyncio()
 
 
-#: Error codes of a server that is not the right one now; another server behind the same address may be.
+#: Error codes of a server that cannot serve now, for example after a failover. Another connection to the same address
+#: may reach another server.
 ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
-#: Error codes of a temporary condition.
+#: Error codes for which a later retry may succeed.
 NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED", "ASK"}
-#: The oldest server version that has all commands of the scripts.
+#: The oldest server version that has all commands which the scripts use.
 OLDEST_SERVER = (6, 2)
 
-#: redis-py removes the error code from some replies; the exception class identifies the code.
+#: redis-py removes the error code from some error texts. For these errors, the exception class identifies the code.
 _CODES = {
     "ReadOnlyError": "READONLY",
     "BusyLoadingError": "LOADING",
@@ -222,8 +238,13 @@ _CODES = {
 }
 #: Before 7.0, Redis wraps the error of a command inside a script in a text like this.
 _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
-#: The scripts write this before the name of a key with the wrong type.
+#: In a script's error text, this mark stands before the Redis key whose value has the wrong type.
 _KEY_MARK = " RELIQ_KEY "
+
+
+#: Exceptions that redis-py and `poll` raise if another thread closes the connection during the call, for example
+#: after a failover by Sentinel.
+_CLOSED_IN_USE = (AttributeError, TypeError, ValueError)
 
 
 class NotSentError(ConnectionError):
@@ -258,6 +279,8 @@ def connect_error(error: Exception, pool: Any) -> Exception:
     if isinstance(error, redis.ResponseError):  # from SELECT or AUTH
         return redis.AuthenticationError(str(error))
     text = str(error)
+    if isinstance(error, _CLOSED_IN_USE):
+        return NotSentError(f"connecting to Redis failed, or another thread closed the connection: {text}")
     if text.startswith("No connection available"):
         crowded = NotSentError(text)
         crowded.is_crowded = True
@@ -265,14 +288,14 @@ def connect_error(error: Exception, pool: Any) -> Exception:
     kind = pool.connection_class
     is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
     if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
-        return NotSentError(f"{text}; if that port speaks no TLS, the URL begins with redis://")
+        return NotSentError(f"{text}; if the port does not use TLS, begin the URL with redis://")
     if not is_secure and "connecting to" not in text:  # the server closed the connection at the greeting
-        return NotSentError(f"{text}; if that port speaks TLS, the URL begins with rediss://")
+        return NotSentError(f"{text}; if the port uses TLS, begin the URL with rediss://")
     return NotSentError(text)
 
 
 def error_code(error: Exception) -> str:
-    """Return the code of an error reply, its first word; a proxy may write ERR before it."""
+    """Return the code of an error reply, its first word; a proxy may write ERR before the code."""
     if known := _CODES.get(type(error).__name__):
         return known
     text = str(error)
@@ -281,7 +304,7 @@ def error_code(error: Exception) -> str:
 
 
 def is_elsewhere(replies: Iterable[Any]) -> bool:
-    """Return whether one of `replies` means that another server must be used."""
+    """Return whether one of `replies` has an error code of `ELSEWHERE`, so that another server must be used."""
     return any(isinstance(reply, redis.ResponseError) and error_code(reply) in ELSEWHERE for reply in replies)
 
 
@@ -302,7 +325,7 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
         return WrongKeyTypeError(str(request.command[1]))
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return LoginError(
-            f"Redis lets nobody in by this user, password or database: {text}; give them in RELIQ_URL, as "
+            f"Redis refused this user, password or database: {text}; set them in RELIQ_URL, as "
             "redis://:PASSWORD@host or redis://USER:PASSWORD@host:6379/0"
         )
     if isinstance(request, Call) and isinstance(error, redis.exceptions.NoPermissionError) and "'eval'" in text:
@@ -320,9 +343,9 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
 @dataclass(frozen=True, slots=True)
 class ServerVersion:
     """
-    The release of a server, from its INFO. The numbers are empty if the server hides it.
+    The version of a server, from its INFO. `numbers` is empty if the server hides its version.
 
-    Valkey reports two releases: the Redis release that it is compatible with, and its own.
+    Valkey reports two versions: its own, and the Redis version with which it is compatible.
     """
 
     text: str
@@ -330,7 +353,7 @@ class ServerVersion:
 
     @classmethod
     def read(cls, facts: Mapping[str, str], product: str = "redis") -> ServerVersion:
-        """Return the version of `product`, `redis` or `valkey`, from the section `server` of INFO."""
+        """Return the version of `product` (`redis` or `valkey`); `facts` is the section `server` of INFO."""
         text = facts.get(f"{product}_version", "")
         return cls(text, tuple(int(part) for part in text.split(".") if part.isdigit()))
 
@@ -338,10 +361,15 @@ class ServerVersion:
         """Return whether the server is older than `release`; False if the server hides its version."""
         return bool(self.numbers) and self.numbers < release
 
-    def check(self) -> None:
-        """Raise ConfigurationError if the server is too old for reliq."""
-        if self.is_before(OLDEST_SERVER):
-            raise ConfigurationError(f"Redis must be 6.2 or newer, not {self.text}")
+    @classmethod
+    def check(cls, facts: Mapping[str, str]) -> None:
+        """Raise ConfigurationError if `facts`, the section `server` of INFO, shows Dragonfly or a too old server."""
+        # Dragonfly runs Lua 5.4. It also refuses scripts that compute names of Redis keys; message keys need this.
+        if dragonfly := facts.get("dragonfly_version"):
+            raise ConfigurationError(f"Dragonfly ({dragonfly}) is not supported; use Redis 6.2 or newer, or Valkey")
+        version = cls.read(facts)
+        if version.is_before(OLDEST_SERVER):
+            raise ConfigurationError(f"Redis must be 6.2 or newer, not {version.text}")
 
 
 class WrongKindError(ConfigurationError):
@@ -356,18 +384,6 @@ class WrongKindError(ConfigurationError):
         )
 
 
-@dataclass(slots=True)
-class ServerFacts:
-    """
-    Facts about a server, shared by all connections of this process to it.
-
-    Attributes:
-        is_checked: whether its version and kind have been checked and are right.
-    """
-
-    is_checked: bool = False
-
-
 class PooledConnection:
     """
     A connection of redis-py while it is open.
@@ -375,7 +391,7 @@ class PooledConnection:
     Attributes:
         stream: its socket or stream. A new object means a reconnect, possibly to another server.
         has_input: returns whether there is unread input or the connection is closed.
-        failures: the server's failure count when this connection last worked.
+        failures: how many failures of the server had been counted when this connection last worked.
     """
 
     __slots__ = ("failures", "has_input", "redis", "stream")
@@ -391,34 +407,35 @@ class ServerConnections:
     """
     Sends commands to one server, over connections from a pool of redis-py.
 
-    Idle connections are kept here, because the bookkeeping of redis-py for each use takes as long as sending a command.
-    For the pool they count as in use, so its limit holds. While a caller waits for a connection, connections go back
-    to the pool.
+    Idle connections are kept here and not in the pool, because the bookkeeping of redis-py for each use takes as long
+    as sending a command. The pool counts them as in use, so its limit still holds. While a caller waits for a
+    connection, connections are returned to the pool after their use.
 
     A load balancer or firewall drops idle connections silently, and after a failover every connection leads to the old
     server. So after a failure, every connection that has not worked since then is reopened before its next use.
 
     Args:
         place: the server's address, for error messages.
-        in_cluster: whether the URL names it as a node of a Cluster.
-        facts: the server's facts, shared by all connections of this process to it.
+        in_cluster: whether the URL names the server as a node of a Cluster.
+        checked: the servers whose version and kind have been checked, shared by all connections of this process.
 
     Attributes:
-        server: the server's name in error messages and results when there are several.
+        server: the server's address if it is a node of a Cluster; empty for a single server.
         pool: the pool of redis-py.
     """
 
-    def __init__(self, driver: Driver, pool: Any, place: str, *, in_cluster: bool, facts: ServerFacts) -> None:
+    def __init__(self, driver: Driver, pool: Any, place: str, *, in_cluster: bool, checked: set[str]) -> None:
         self.driver = driver
         self.pool = pool
         self.server = place if in_cluster else ""
         self._place = place
-        self._facts = facts
+        self._checked = checked
         self._lock = threading.Lock()
         self._idle: list[PooledConnection] = []
-        # A pool that uses Sentinel must get every connection back: it closes the idle ones when the primary changes.
+        # A pool with Sentinel closes its idle connections when the primary changes. So with Sentinel, keep no idle
+        # connections here: while `_waiting` is above 0, every connection returns to the pool after its use.
         self._waiting = 1 if hasattr(pool, "sentinel_manager") else 0
-        #: Connection of redis-py -> its `PooledConnection`.
+        #: The `PooledConnection` of each connection of redis-py.
         self._known: dict[Any, PooledConnection] = {}
         self._failures = 0
 
@@ -433,7 +450,7 @@ class ServerConnections:
         if connection is None or connection.failures < self._failures or connection.has_input():
             connection = await self._replacement(connection)
         try:
-            if not self._facts.is_checked:
+            if self.server not in self._checked:
                 await self._check_server(connection)
             await self.driver.write(connection.redis, packed(commands))
         except BaseException as error:
@@ -469,7 +486,10 @@ class ServerConnections:
         """Close and free a connection with unread replies, so that the next command does not read them."""
         if isinstance(error, broken()):
             self._failures += 1
+        was_closed = isinstance(error, _CLOSED_IN_USE) and self.driver.stream(connection.redis) is not connection.stream
         await self._close(connection)
+        if was_closed:
+            raise redis.ConnectionError("another thread closed the connection") from error
 
     async def close_idle(self) -> None:
         """Close the connections that are not in use."""
@@ -481,39 +501,42 @@ class ServerConnections:
             await self.driver.release(self.pool, connection.redis)
 
     async def close(self) -> None:
-        """Close every connection; the next use opens them again."""
+        """Close every connection; a connection is opened again at its next use."""
         await self.close_idle()
         await self.driver.disconnect_pool(self.pool)
 
     def place(self, _key: str) -> Hashable:
-        """Return a value that is equal for keys which one command may name: here the same for all keys."""
+        """Return the same value for all keys: with one server, one command may use any keys."""
         return self.server
 
     def node_for(self, _key: str) -> ServerConnections:
-        """Return the connections to the server with a key: always this object."""
+        """Return this object, because the only server has all keys."""
         return self
 
-    async def everywhere(self, commands: Sequence[Sequence[Arg]]) -> dict[str, list[Any]]:
-        """Send `commands` to every server at the same time; return each server's replies by its name."""
-        return {self.server: await self.exchange(commands)}
-
-    def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:  # noqa: ARG002  there are none here
-        """Return the connections to all servers."""
+    def nodes(self) -> dict[str, ServerConnections]:
+        """Return this object, which has the connections to the only server."""
         return {self.server: self}
 
+    def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:  # noqa: ARG002  there are none here
+        """Return the same as `nodes`: the replicas of a single server are not used."""
+        return self.nodes()
+
+    def check(self, node: ServerConnections) -> None:
+        """Do nothing, because commands are always sent to the only server."""
+
     def note(self, node: ServerConnections, error: Exception) -> None:
-        """Do nothing: with one server, a failure outside of an exchange has no consequences."""
+        """Do nothing: only `ClusterTransport` processes failures that occurred outside of `exchange`."""
 
     def lone_connection(self) -> Any:
-        """Return an unopened connection to the server that does not belong to the pool and its limit."""
+        """Return a new, unopened connection to the server that does not count towards the pool's limit."""
         return self.pool.connection_class(**self.pool.connection_kwargs)
 
     async def _replacement(self, unusable: PooledConnection | None) -> PooledConnection:
-        """Close a connection that is stale or closed by the server; return another connection that is ready to send."""
+        """Close `unusable`, if given, and return another connection that is ready to send."""
         while True:
             if unusable:
                 await self._close(unusable)
-            with self._lock:  # one lock for both: a connection returned between check and wait would be missed
+            with self._lock:  # no connection may become idle between the check and the increase of `_waiting`
                 unusable = self._idle.pop() if self._idle else None
                 if unusable is None:
                     self._waiting += 1
@@ -522,24 +545,24 @@ class ServerConnections:
                 return unusable
         try:
             opened = await self.driver.get_connection(self.pool)
-            known = self._known.get(opened)
-            if known and known.failures < self._failures and known.stream is self.driver.stream(opened):
-                try:
+            try:
+                known = self._known.get(opened)
+                if known and known.failures < self._failures and known.stream is self.driver.stream(opened):
                     await self.driver.disconnect(opened)
                     await self.driver.connect(opened)
-                except BaseException:
-                    await self.driver.release(self.pool, opened)
-                    raise
-        except (redis.RedisError, OSError) as error:
-            raise connect_error(error, self.pool) from error
+                stream = self.driver.stream(opened)
+                if known is None or known.stream is not stream:
+                    known = PooledConnection(opened, stream, self.driver.input_check(stream), self._failures)
+                    self._known[opened] = known
+            except BaseException:
+                await self.driver.release(self.pool, opened)
+                raise
+            return known
+        except (redis.RedisError, OSError, *_CLOSED_IN_USE) as error:
+            raise connect_error(error=error, pool=self.pool) from error
         finally:
             with self._lock:
                 self._waiting -= 1
-        stream = self.driver.stream(opened)
-        if known is None or known.stream is not stream:
-            known = PooledConnection(opened, stream, self.driver.input_check(stream), self._failures)
-            self._known[opened] = known
-        return known
 
     async def _close(self, connection: PooledConnection) -> None:
         """Close a connection and return it to its pool."""
@@ -550,34 +573,34 @@ class ServerConnections:
 
     async def _check_server(self, connection: PooledConnection) -> None:
         """
-        Check once that the server is new enough and of the kind that the URL names, before the first command.
+        Check the server once, before the first command: its version, and whether it is a Cluster node as the URL says.
 
-        A server that hides its version or kind passes.
+        If the server hides its version or kind, accept it.
 
         Raises:
-            ConfigurationError: the server is too old, or of the other kind.
+            ConfigurationError: the server is too old, is Dragonfly, or the URL names the wrong kind of server.
         """
         try:
             await self.driver.write(connection.redis, packed([("INFO", "server")]))
             [reply], _ = await self.driver.read(connection.redis, 1, None)
         except broken() as error:
-            raise connect_error(error, self.pool) from error
+            raise connect_error(error=error, pool=self.pool) from error
         facts = read_facts(reply) if isinstance(reply, bytes) else {}
-        ServerVersion.read(facts).check()
-        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey's name of the field
+        ServerVersion.check(facts)
+        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey names this field server_mode
         if mode == "cluster" and not self.server:
             raise WrongKindError(
                 f"{self._place} is a node of a Redis Cluster; write redis+cluster://HOST:PORT, with one node or several "
                 "(rediss+cluster:// for TLS), instead of redis://"
             )
         if self.server and mode == "standalone":
-            raise WrongKindError.single(self._place)
-        self._facts.is_checked = True
+            raise WrongKindError.single(place=self._place)
+        self._checked.add(self.server)
 
 
 def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
-    """Return `commands` in the wire format; foreign ids may be any bytes (see `commands.id_text`)."""
-    pack: Callable[[Any], bytes] = pack_command  # the type stub allows only tuples of one argument
+    """Return `commands` in the wire format. Ids of other programs may be any bytes, see `commands.id_text`."""
+    pack: Callable[[Any], bytes] = pack_command  # hiredis' type stub wrongly allows only tuples of one argument
     try:
         return [b"".join(map(pack, map(tuple, commands)))]
     except UnicodeEncodeError:

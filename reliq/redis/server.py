@@ -19,15 +19,7 @@ from reliq.errors import ConfigurationError, InsecureWarning
 from reliq.keys import Layout
 from reliq.redis.cluster import SERVER_SECONDS, ClusterTransport, Servers, Transport
 from reliq.redis.commands import Clock
-from reliq.redis.connection import (
-    ASYNCIO,
-    BLOCKING,
-    Driver,
-    ServerConnections,
-    ServerFacts,
-    connect_error,
-    run_blocking,
-)
+from reliq.redis.connection import ASYNCIO, BLOCKING, Driver, ServerConnections, run_blocking
 from reliq.redis.redis_py import redis
 from reliq.redis.url import (
     Address,
@@ -49,7 +41,7 @@ CONNECT_SECONDS = 2.0
 PUBLISH_SECONDS = 2.0
 #: A publish waits this many seconds for one reply: two tries that time out fit into PUBLISH_SECONDS.
 PUBLISH_TIMEOUT_SECONDS = 0.9
-#: A worker waits at most this many seconds for one reply: commands block for one second, the rest is for a slow server.
+#: A worker waits at most this many seconds for one reply. Some commands block for a second, and Redis may be slow.
 WORKER_TIMEOUT_SECONDS = 5.0
 
 
@@ -92,19 +84,23 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: st
 
 
 def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that connections of `kind` accept: blocking and asyncio differ in a few TLS settings."""
+    """
+    Return only the settings that connections of the class `kind` accept.
+
+    Blocking and asyncio connections differ in a few TLS settings.
+    """
     makers: list[Any] = [vars(base).get("__init__") for base in kind.__mro__]
     known = {name for maker in makers if maker for name in inspect.signature(maker).parameters}
     return {name: value for name, value in settings.items() if name in known or name == "max_connections"}
 
 
 class _LoopTransports:
-    """The transports of one event loop by their timeout, closed when the loop ends."""
+    """The transports of one event loop, one for each timeout. They are closed when the loop ends."""
 
     def __init__(self) -> None:
         self.by_timeout: dict[float, Transport] = {}
         self.end = self._until_the_loop_ends()
-        # An event loop closes its started asynchronous generators when it ends, so this generator is started now.
+        # Start the generator: when an event loop ends, it closes only asynchronous generators that were started.
         with suppress(StopIteration):
             self.end.__anext__().send(None)
 
@@ -120,31 +116,31 @@ class _LoopTransports:
 
 class Connection:
     """
-    The transports to one Redis in this process, one for each timeout and kind: blocking, or one event loop.
+    The transports of this process to one Redis: for each timeout, one for blocking code and one per event loop.
 
     Attributes:
         clock: returns the time for scripts on this Redis, in unix microseconds; None means Redis' own clock.
-        named: queue -> until when this process need not write it to the registry again, by the monotonic clock.
-        maps: queue -> its `KnownMap`, shared by everything in this process that uses this Redis.
+        named: for each queue, the monotonic time at which this process must write it to the queue registry again.
+        maps: the `KnownMap` of each queue, shared by all objects of this process that use this Redis.
     """
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
         self.clock = clock
         self._url = target if isinstance(target, str) else ""
-        # A weak reference: when the owner drops the client, the client and this connection are freed.
+        # A weak reference: when the application drops the client, the client and this connection are freed.
         self._client = None if isinstance(target, str) else weakref.ref(target)
         self.named: dict[str, float] = {}
         self.maps: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._blocking: dict[float, Transport] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTransports] = weakref.WeakKeyDictionary()
-        #: Node (empty for a single server) -> its facts, shared by all transports.
-        self._facts: dict[str, ServerFacts] = {}
+        #: The servers whose version and kind were checked: nodes of a Cluster, or an empty text for a single server.
+        self._checked: set[str] = set()
 
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
         """
-        Return the connection to a URL or around a client; a process has one for each.
+        Return the only connection of this process to a URL or a redis-py client.
 
         Raises:
             ConfigurationError: `target` is None and RELIQ_URL is not set, or reliq cannot use `target`.
@@ -182,7 +178,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._loops:
-                # A loop that was closed without closing its async generators is still here.
+                # Drop the transports of closed loops. Such a loop was closed without `shutdown_asyncgens`.
                 for closed in [known for known in self._loops if known.is_closed()]:
                     del self._loops[closed]
                 self._loops[loop] = _LoopTransports()
@@ -192,7 +188,7 @@ class Connection:
         """Close the blocking connections; the next use opens them again."""
         with self._lock:
             transports = list(self._blocking.values())
-        if servers := self.__dict__.get("_servers"):  # only if they were used
+        if servers := self.__dict__.get("_servers"):  # `_servers` is a cached property; do not compute it here
             servers.close()
         for transport in transports:
             run_blocking(transport.close())
@@ -219,8 +215,7 @@ class Connection:
     def _connections_to(self, driver: Driver, node: str, timeout_seconds: float) -> ServerConnections:
         target = self._target()
         made = pool(target, timeout_seconds, asynchronous=driver is ASYNCIO, node=node)
-        facts = self._facts.setdefault(node, ServerFacts())
-        return ServerConnections(driver, made, node or shown(target), in_cluster=bool(node), facts=facts)
+        return ServerConnections(driver, made, node or shown(target), in_cluster=bool(node), checked=self._checked)
 
     @cached_property
     def _servers(self) -> Servers | None:
@@ -230,25 +225,17 @@ class Connection:
 
     def _ask(self, node: str, commands: Sequence[Sequence[str]]) -> list[Any]:
         """Connect to a node and return the replies to `commands`; a refused command has the exception as reply."""
-        made = pool(self._target(), SERVER_SECONDS, asynchronous=False, node=node)
+        server = self._connections_to(BLOCKING, node, SERVER_SECONDS)
         try:
-            connection = made.get_connection()
-        except (redis.RedisError, OSError) as error:
-            raise connect_error(error, made) from error
-        try:
-            replies = []
-            for command in commands:
-                connection.send_command(*command)
-                replies += run_blocking(BLOCKING.read(connection, 1, None))[0]
-            return replies
+            return run_blocking(server.exchange(commands))
         finally:
-            connection.disconnect()
+            run_blocking(server.close())
 
     def _target(self) -> Target:
         client = self._client() if self._client else None
         if not self._url and client is None:
             raise ConfigurationError(
-                "the redis-py client that this queue was given is gone; keep it as long as the queue"
+                "the redis-py client of this queue was garbage-collected; keep a reference to it as long as the queue"
             )
         return client if client is not None else self._url
 
@@ -258,7 +245,7 @@ class _Connections:
     The connections of this process.
 
     Attributes:
-        only: while connections are redirected, the connection that every URL and client stands for.
+        only: the connection that replaces every URL and client while connections are redirected; otherwise None.
     """
 
     def __init__(self, only: Connection | None = None) -> None:
@@ -290,14 +277,19 @@ class _Connections:
 
 _shared = _Connections()
 _of_parents: list[_Connections] = []
-#: Replaced after a fork and when connections are redirected: holders of a transport must then get a new transport.
+#: Identifies the current connections. A fork or a redirection of connections replaces this object. Code that keeps a
+#: transport compares `epoch` before each use, and gets a new transport if `epoch` was replaced.
 epoch = object()
-#: Whether connections were redirected and RELIQ_URL was removed.
+#: Whether `redirected` has removed the application's RELIQ_URL; the error message for a missing URL then mentions it.
 _is_withheld = False
 
 
 def _start_over() -> None:
-    """Keep the parent's connections referenced: collecting them here would disturb the parent's use of them."""
+    """
+    Give a forked child its own connections.
+
+    The parent's connections stay referenced, because collecting them in the child could disturb the parent.
+    """
     global _shared, epoch  # noqa: PLW0603  the epoch belongs to the process, like the connections
     _of_parents.append(_shared)
     _shared = _shared.anew()
@@ -310,9 +302,10 @@ os.register_at_fork(after_in_child=_start_over)
 @contextmanager
 def redirected(connection: Connection) -> Iterator[None]:
     """
-    Make every URL and client in this process, and in its forks, mean `connection`, RELIQ_URL included.
+    Within the block, use `connection` for every URL and client in this process and its forks.
 
-    Spawned children read its URL from RELIQ_URL. It is removed afterwards, because a thread may outlive the block.
+    RELIQ_URL has the URL of `connection`, for spawned child processes. After the block, RELIQ_URL is removed and not
+    restored, so that a thread that outlives the block cannot reach the real Redis.
     """
     global _shared, _is_withheld, epoch  # noqa: PLW0603  the epoch belongs to the process, like the connections
     before = _shared
@@ -334,7 +327,7 @@ def default_url() -> str:
         return _shared.only.name
     url = os.environ.get(URL_VARIABLE)
     if not url:
-        why = f"; the end of an isolated test has taken {URL_VARIABLE} away: use the fixture `reliq`, or isolated()"
+        why = f"; the end of an isolated test has removed {URL_VARIABLE}: use the fixture `reliq`, or isolated()"
         raise ConfigurationError(
             f"no Redis given: pass url='redis://HOST:6379/0', or set {URL_VARIABLE} (a command takes --url)"
             + (why if _is_withheld else "")
@@ -343,9 +336,9 @@ def default_url() -> str:
 
 
 def check_slots(target: Target | None, layout: Layout) -> None:
-    """Raise ConfigurationError if `target` is a Cluster and the layout would put a queue's keys in several slots."""
+    """Raise ConfigurationError if `target` is a Cluster, but in this layout the keys of a queue have different slots."""
     if target is not None and seeds(target) and not layout.is_in_one_slot:
         raise ConfigurationError(
-            f"in the layout {layout} a queue's keys lie in several slots, so that it cannot be used in a Redis Cluster; "
-            "there take hdt3213:tag, which is Layout.hdt3213(hash_tag=True) and NewQueueOnCluster in Go"
+            f"in the layout {layout} a queue's keys are in several slots, so a Redis Cluster cannot have the queue; "
+            "use the layout hdt3213:tag: Layout.hdt3213(hash_tag=True) in Python, NewQueueOnCluster in Go"
         )

@@ -1,4 +1,4 @@
-"""Sessions with one Redis, for tools and maintenance; every request is retried for the same time."""
+"""Sessions with one Redis for tools and maintenance; requests are retried for `PATIENCE_SECONDS`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Session:
         self._clock = clock
 
     def each(self, *, replicas: bool = False) -> dict[str, Session]:
-        """Return a session for each server by its name, and with `replicas` for each replica too."""
-        [answer] = self.try_all([commands.server_ms()])  # the servers are known after it
+        """Return sessions by server name: for each server and, if `replicas` is true, for each replica."""
+        [answer] = self.try_all([commands.server_ms()])  # the first request reads the servers of a Cluster
         if isinstance(answer, RedisUnavailableError | LoginError):
             raise answer
         return {name: Session(wire, self._clock) for name, wire in self._wire.each(replicas=replicas).items()}
 
     def server_of(self, key: str) -> str:
-        """Return the name of the server with a key; empty if it does not answer."""
+        """Return the name of the server with `key`; an empty text if the server does not answer."""
         try:
             return self._wire.node_for(key).server
         except NotSentError:
@@ -60,7 +60,7 @@ class Session:
         return self.client.run_all(requests, for_seconds=PATIENCE_SECONDS)
 
     def read_each(self, requests: Sequence[Request[T]], instead: T) -> list[T]:
-        """Make requests in one round trip; a key of the wrong type, from another program, is answered by `instead`."""
+        """Make requests in one round trip; the answer for a key of the wrong type is `instead`."""
         answers = self.try_all(requests)
         for at, answer in enumerate(answers):
             if isinstance(answer, WrongKeyTypeError):
@@ -70,14 +70,14 @@ class Session:
         return answers
 
     def scan(self, step: Callable[[int], Request[tuple[int, T]]]) -> Iterator[T]:
-        """Yield the results of a SCAN-like walk; `step` returns the request for a cursor; 0 is start and end."""
+        """Iterate like SCAN and yield each result. `step(cursor)` returns the next request; the first cursor is 0."""
         at = -1
         while at:
             at, found = self.run(step(max(0, at)))
             yield found
 
     def version(self) -> ServerVersion:
-        """Return the version of the server; a server that hides its version counts as new."""
+        """Return the version of the server; its numbers are empty if the server hides its version."""
         try:
             facts = self.run(commands.server_facts("server"))
         except RedisRefusedError:

@@ -9,12 +9,14 @@ It is a JSON object, `{"epoch":3,"n":16,"was":8,"state":"growing","most":16}`:
     state   steady, growing or shrinking
     most    how many shards there ever were at most; removed shards keep their totals
 
-A queue without a map has one shard, and its epoch is 0. Each shard stores a fence, the string `epoch`: `EPOCH N WAS` or
-`EPOCH N WAS closed`, for example `3 16 8`. A shard refuses a publish or redrive by a map with an earlier epoch. A later
-map raises the fence. A closed shard accepts no messages.
+A queue without a map has one shard, and its epoch is 0. Each shard stores a fence, a copy of the map, in the string
+`epoch`: `EPOCH N WAS` or `EPOCH N WAS closed`, for example `3 16 8`. A publish or redrive sends the fence of its map.
+If the sent fence has an earlier epoch than the shard's fence, the shard refuses the call. If the sent fence has a later
+epoch, the shard stores it. A closed shard accepts no messages.
 
-A map is written before the first fence of its epoch. So a fence with a later epoch than the map means that Redis has
-lost the map. The fence has all its fields except `most`. Removed shards keep the fence that closed them, for `most`.
+A change writes the map before the fences. So if a fence has a later epoch than the map, Redis has lost the later map.
+The fence has all fields of the lost map except `most`. Removed shards keep their last fence, so that
+`most` can be computed.
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ logger = logging.getLogger(__name__)
 
 MapState = Literal["steady", "growing", "shrinking", "lost"]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=SHARDS_LIMIT)]
-#: A later epoch is corrupt data. The Lua prelude has the same limit.
+#: The highest valid epoch; a map with a higher epoch is corrupt data. The Lua prelude has the same limit.
 LATEST_EPOCH = 10**9
-#: How many fences are read with a map. In a Cluster their shards are a quarter of all slots apart.
+#: A read of the map also reads the fences (copies of the map) of this many shards, to detect that Redis has lost a
+#: later map. In a Cluster, the slots of these shards are a quarter of all slots apart.
 WITNESSES = 4
-#: Errors that mean that the stored map is not a valid map.
+#: The errors of a read of the map if the value in Redis is not a valid map.
 UNREADABLE = (ProtocolError, WrongKeyTypeError)
 _FENCE = re.compile(rb"(\d{1,10}) (\d{1,3}) (\d{1,3})( closed)?")
 
@@ -76,22 +79,22 @@ class ShardMap:
 
     @property
     def served(self) -> int:
-        """How many shards may hold messages; while the queue shrinks, the earlier number."""
+        """How many shards may have messages: `was` while the queue shrinks, otherwise `n`."""
         return max(self.n, self.was)
 
     @property
     def is_lost(self) -> bool:
-        """Whether Redis has lost this map: it comes from a fence or from an earlier read."""
+        """Whether Redis has lost this map, which this process has from a fence or an earlier read."""
         return self.state == "lost"
 
     @property
     def fence(self) -> str:
-        """The fence of this map, as a shard stores it."""
+        """The short copy of this map (fence) that each shard stores."""
         return f"{self.epoch} {self.n} {self.was}"
 
     @property
     def ever(self) -> int:
-        """How many shards have totals: removed shards keep theirs."""
+        """How many shards have totals, including removed shards."""
         return max(self.served, self.most)
 
     @property
@@ -103,26 +106,31 @@ class ShardMap:
         """Raise ConfigurationError if queue `name`, which declares limits, has several shards."""
         if self.served > 1:
             raise ConfigurationError(
-                f"queue {name!r} has {self.served} shards, and limits hold for a queue of one: leave the limits out, or "
+                f"queue {name!r} has {self.served} shards, but limits need a single shard: leave the limits out, or "
                 f"shrink the queue first with `{shell_command('shards', name, '1')}`"
             )
 
     @classmethod
     def of(cls, epoch: int, n: int, was: int) -> ShardMap:
-        """Return the map with these numbers; they determine its state."""
+        """Return the map with these numbers, which determine its state."""
         return cls(epoch, n, was, "steady" if n == was else "growing" if n > was else "shrinking")
 
     def unless(self, found: ShardMap) -> ShardMap:
-        """Return `found`, the map in Redis; or this map as a lost map if `found` has an earlier epoch."""
+        """Return `found`, the map in Redis. If `self` has a later epoch, return `self`, marked as lost."""
         return found if found.epoch >= self.epoch else replace(self, state="lost")
 
     def or_later(self, answers: Iterable[object]) -> ShardMap:
-        """Return this map, or the map of a later epoch among the answers to `witnesses`."""
+        """Return this map, or a later map among `answers`, which were read from the shards' fences."""
         return max((self, *(one for one in answers if isinstance(one, ShardMap))), key=lambda one: one.epoch)
 
     @staticmethod
     def or_fenced(found: Any, answers: Iterable[object]) -> Any:
-        """Return the answer to `shard_map`, or a map from `witnesses` if Redis is unavailable or the map corrupt."""
+        """
+        Return `found`, the map in Redis, or the error of its read.
+
+        If a fence has a map, replace some errors: if Redis is unavailable, by the latest map of the fences; if the map
+        in Redis is corrupt, by UNSHARDED.
+        """
         latest = UNSHARDED.or_later(answers)
         if latest.epoch and isinstance(found, UNREADABLE):
             return UNSHARDED
@@ -130,7 +138,7 @@ class ShardMap:
 
     @classmethod
     def parse(cls, text: bytes) -> ShardMap:
-        """Parse a stored map, empty for one shard; raise ValueError for an invalid map."""
+        """Parse a stored map; an empty text means one shard. Raise ValueError for an invalid map."""
         return msgspec.json.decode(text, type=cls) if text else UNSHARDED
 
     @staticmethod
@@ -139,11 +147,12 @@ class ShardMap:
         Check the wanted number of shards for a queue with `layout`, and return it.
 
         Raises:
-            ConfigurationError: it is not a power of two up to 256, or the queue has the layout of the Go original.
+            ConfigurationError: the number is not a power of two up to 256, or the queue has the layout of the Go
+                library.
         """
         if layout.bare and number != 1:
             raise ConfigurationError(
-                f"a queue in the layout {layout} has one shard: the Go original does not support more"
+                f"a queue in the layout {layout} has one shard: the Go library does not support more"
             )
         if type(number) is not int or not 1 <= number <= SHARDS_LIMIT or number & (number - 1):
             raise ConfigurationError(
@@ -154,23 +163,23 @@ class ShardMap:
 
 #: The map of a queue without a stored map.
 UNSHARDED = ShardMap()
-#: A corrupt map without a known fence.
+#: Replaces a corrupt map in Redis if no shard has a copy of the map.
 CORRUPT = ShardMap(state="lost")
 
 
 def map_text(keys: Keys) -> Command[bytes]:
-    """Read the stored map of a queue; empty if there is none."""
+    """Read the stored map of a queue as text; empty if Redis has no map."""
     return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), read_bytes)
 
 
 def shard_map(keys: Keys) -> Command[ShardMap]:
-    """Read how many shards the queue of `keys` has: one if there is no map."""
-    # Redis 6.2 cannot limit a command to certain keys: with a right to GET, a metrics exporter could read bodies.
+    """Read the shard map of a queue; a queue without a map has one shard."""
+    # GETRANGE and not GET, so that the ACL user of a metrics exporter needs no right to GET.
     return Command(("GETRANGE", keys.of_shard(0).map, 0, -1), ShardMap.parse)
 
 
 def fence(keys: Keys) -> Command[ShardMap | None]:
-    """Read the map from a shard's fence; UNSHARDED without a fence, None if the fence is corrupt."""
+    """Read the map from a shard's fence (copy of the map). UNSHARDED: no fence; None: a corrupt fence."""
     return Command(("GETRANGE", keys.epoch, 0, -1), _fenced)
 
 
@@ -184,7 +193,7 @@ def _fenced(reply: bytes) -> ShardMap | None:
 
 
 def declaration(keys: Keys) -> Command[str | None]:
-    """Read the declared limits of a queue, as in `Limits.declared`; None for a queue without keys and limits."""
+    """Read the fingerprint of a queue's declared limits; None for a queue without keys and limits."""
     return Command(("HMGET", keys.limits, "on", "declared"), _read_declaration)
 
 
@@ -194,13 +203,13 @@ def _read_declaration(reply: list[bytes | None]) -> str | None:
 
 
 def witnesses(keys: Keys) -> list[Command[Any]]:
-    """Return the commands that read the fences which show whether Redis has lost a queue's map."""
+    """Return commands that read the fences (copies of the map) of some shards, to detect a lost map."""
     return [] if keys.bare else [fence(keys.of_shard(shard)) for shard in range(WITNESSES)]
 
 
-#: A map is used for this many seconds before it is read again; shards refuse calls by an outdated map.
+#: A map is used for this many seconds before it is read again; shards refuse calls with an outdated map.
 MAP_SECONDS = 60.0
-#: After a failed read, the known map is used for this many more seconds.
+#: After a failed read, the last read map is used for this many more seconds.
 MAP_AGAIN_SECONDS = 1.0
 #: The first read of a map is retried for this many seconds while Redis is unavailable.
 FIRST_MAP_SECONDS = 2.0
@@ -208,10 +217,10 @@ FIRST_MAP_SECONDS = 2.0
 
 def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object] = ()) -> ShardMap:
     """
-    Return the map in Redis, or a later map that is `known` or in a fence, as a lost map.
+    Return `found`, the map in Redis. If `known` or a shard's copy is later, return the latest map, marked as lost.
 
     Args:
-        told: the answers to `witnesses`.
+        told: the answers to `witnesses`, which contain the copies of the map in some shards.
     """
     map = known.or_later(told).unless(found)
     if map.is_lost and not known.is_lost:
@@ -224,7 +233,7 @@ def believed(name: str, known: ShardMap, found: ShardMap, told: Sequence[object]
 
 
 class KnownMap(NamedTuple):
-    """The map of a queue in one Redis as last read, and until when it is used, by the monotonic clock."""
+    """The last read map of a queue, and the monotonic time until which it may be used."""
 
     map: ShardMap = UNSHARDED
     until: float = 0.0
@@ -251,7 +260,7 @@ class Shards:
         self._keys = [keys]
         self.clients = clients
         self.wanted = wanted
-        # Weak references: a strong one would keep a closed loop and its connections alive.
+        # Weak references: strong references would keep a closed loop and its connections alive.
         self._reads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[asyncio.Task[None]]]
         self._reads = weakref.WeakKeyDictionary()
         self._turns = count(SystemRandom().randrange(1 << 16))
@@ -274,7 +283,7 @@ class Shards:
 
     @property
     def known(self) -> KnownMap:
-        """The map as last read by any object of this queue."""
+        """The map as last read in this process, and until when it may be used."""
         known: KnownMap = self.clients.maps.get(self.entry, UNREAD)
         return known
 
@@ -286,19 +295,24 @@ class Shards:
     @property
     def is_due(self) -> bool:
         """Whether the map must be read before its next use."""
-        self.clients.connection()  # drops the maps of another Redis
+        self.clients.connection()  # after a fork or a redirection, this call drops the maps
         return time.monotonic() >= self.known.until
 
     def turn(self) -> int:
-        """Return the shard for the next messages with generated ids, in rotation over at least the wanted shards."""
-        shards = max(self.map.n, self.wanted or 1)  # a publish in a transaction has not read the map
+        """
+        Return the shard for the next messages with generated ids. The shards take turns.
+
+        If no map has been read yet, use the wanted number of shards.
+        """
+        shards = max(self.map.n, self.wanted or 1)  # `publish_in` does not wait for Redis, so it may have no map
         return 0 if shards == 1 else next(self._turns) % shards
 
     def homes(self, id: str) -> Sequence[Keys]:
         """
         Return the shards to search for a message with this id, in order.
 
-        That is its home shard. During a change: also its earlier home, then the home again, because a message may move.
+        The first shard is the home of the id. While the number of shards changes, the id also has an earlier home.
+        Search the earlier home second, and then the home again, because the message may be moved during the search.
         """
         now = self.keys(home(id, self.map.n))
         before = self.keys(home(id, self.map.was))
@@ -306,23 +320,23 @@ class Shards:
 
     async def refresh(self, driver: Driver, *, for_seconds: float = FIRST_MAP_SECONDS) -> None:
         """
-        Read the map if it is due. If the read fails, keep the known map.
+        Read the map if it is due. If the read fails, keep the last read map.
 
-        Tasks of one event loop share one read.
+        Concurrent tasks of one event loop share one read.
 
         Args:
             for_seconds: for how long the first read is retried while Redis is unavailable.
 
         Raises:
             ConfigurationError: the queue does not have the wanted number of shards.
-            RedisUnavailableError: Redis is unavailable, and no map is known yet.
+            RedisUnavailableError: Redis is unavailable, and no map has been read yet.
             WrongKeyTypeError, ProtocolError: another program wrote the map.
         """
         if not self.is_due:
             self.check(self.map)
             return
         if self.known is not UNREAD:
-            for_seconds = 0.0  # no caller waits for a repeated read
+            for_seconds = 0.0  # do not retry: if the read fails, the last read map is used
         if driver is not ASYNCIO:
             await self._read_or_stay(driver, for_seconds)
             return
@@ -331,17 +345,17 @@ class Shards:
         reading = known() if known is not None else None
         if reading is None or reading.done():
             reading = loop.create_task(self._read_or_stay(driver, for_seconds))
-            # All waiting callers may be cancelled before the read fails.
+            # Retrieve the error, so that asyncio does not log it if all callers were cancelled.
             reading.add_done_callback(lambda read: read.cancelled() or read.exception())
             self._reads[loop] = weakref.ref(reading)
-        await asyncio.wait([reading])  # cancelling one caller does not cancel the read of the others
+        await asyncio.wait([reading])  # if one caller is cancelled, the read continues for the other callers
         reading.result()
 
     async def _read_or_stay(self, driver: Driver, for_seconds: float) -> None:
         try:
             await self.read(driver, for_seconds=for_seconds)
         except (RedisRefusedError, RedisUnavailableError) as error:
-            # Use the known map for a while.
+            # Keep the last read map and read again later, unless there is no map or the key has the wrong type.
             unknown = isinstance(error, RedisUnavailableError) and self.known is UNREAD
             if unknown or isinstance(error, WrongKeyTypeError):
                 raise
@@ -354,7 +368,7 @@ class Shards:
 
         Raises:
             ConfigurationError: the queue does not have the wanted number of shards.
-            RedisUnavailableError: shard 0 is unavailable or has no map, and no fence shows whether there was a map.
+            RedisUnavailableError: no map was found, and shard 0 or all other shards that were read are unavailable.
             RedisRefusedError: the map cannot be read.
         """
         client = self.clients.driven(driver)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, NamedTuple, Union
-from urllib.parse import parse_qsl, unquote, unquote_plus
+from urllib.parse import parse_qsl, quote, unquote, unquote_plus
 
 from reliq.errors import ConfigurationError
 from reliq.redis.redis_py import redis
@@ -22,7 +22,7 @@ REDIS_PORT = 6379
 HIGHEST_PORT = 65_535
 
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-#: Greedy up to the last @, because a password may contain an @ that is not encoded.
+#: The last @ of the URL ends the password, because the password may contain an unencoded @.
 _FORM = re.compile(
     r"(?P<scheme>[a-z+]+)://(?:(?P<rights>[^/?#]*)@)?(?P<places>[^@/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?(?:#.*)?",
     re.DOTALL,
@@ -36,7 +36,7 @@ _OPTIONS |= {"username", "password", "max_connections", "socket_keepalive", "ins
 _OPTIONS |= {f"ssl_{name}" for name in ("ca_certs", "ca_path", "certfile", "keyfile", "cert_reqs", "password")}
 _OPTIONS |= {"ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
 
-#: TLS versions and their numbers in redis-py; older versions are insecure.
+#: TLS versions and their numbers in redis-py; older versions are refused as insecure.
 _TLS_VERSIONS = {"1.2": "771", "1.3": "772"}
 _NO = ("0", "f", "false", "n", "no", "")
 
@@ -66,7 +66,7 @@ class RedisUrl:
 
 
 def check_url(url: str) -> RedisUrl:
-    """Parse `url`; raise ConfigurationError without any part of the URL that may be its password."""
+    """Parse `url`; the ConfigurationError for an invalid URL contains no text that may be a password."""
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in _SCHEMES:
         raise ConfigurationError(
@@ -78,11 +78,14 @@ def check_url(url: str) -> RedisUrl:
     options = dict(parse_qsl(parts["query"], keep_blank_values=True))
     _check_options(options, _OPTIONS | _SENTINEL_OPTIONS if kind == "sentinel" else _OPTIONS)
     service, database = _check_place(scheme, hosts, parts["path"], options)
-    rights = f"{parts['rights']}@" if parts["rights"] else ""
+    # Encode credentials and hosts, because redis-py decodes them. For some unencoded characters, redis-py raises an
+    # error that contains the password.
+    rights = f"{quote(parts['rights'], ':%', errors='replace')}@" if parts["rights"] else ""
+    place = kind or quote(parts["places"], ":%[]", errors="replace")
     has_password = ":" in parts["rights"] or "password" in options
     is_far = scheme.startswith("redis") and not all(is_near(host) for host, _ in hosts)
     return RedisUrl(
-        plain=f"{plain}://{rights}{kind or parts['places']}{database}?{_for_redis_py(parts['query'])}",
+        plain=f"{plain}://{rights}{place}{database}?{_for_redis_py(parts['query'])}",
         shown=masked(url),
         is_exposed=has_password and is_far and not scheme.startswith("rediss"),
         sentinels=tuple((host, port or SENTINEL_PORT) for host, port in hosts) if kind == "sentinel" else (),
@@ -112,14 +115,14 @@ def is_near(host: str) -> bool:
 
 
 def _parts(url: str) -> tuple[dict[str, str], list[tuple[str, int | None]]]:
-    """Return the URL's parts by name, and its hosts with their ports; raise ConfigurationError for another form."""
+    """Return the URL's parts by name, and its hosts with ports; raise ConfigurationError for a malformed URL."""
     form = _FORM.fullmatch(url)
     places = form["places"].split(",") if form and form["places"] else []
     found = [one for one in map(_PLACE.fullmatch, places) if one and int(one["port"] or 1) <= HIGHEST_PORT]
     hosts = [(one["six"] or unquote(one["name"]), int(one["port"]) if one["port"] else None) for one in found]
     if form is None or len(hosts) < len(places):
         raise ConfigurationError(
-            "Redis URL does not parse; it is redis://USER:PASSWORD@HOST:PORT/DB with % / ? # @ : in a password encoded"
+            "Redis URL does not parse; write redis://USER:PASSWORD@HOST:PORT/DB, with % / ? # @ : in a password encoded"
         )
     return {name: text or "" for name, text in form.groupdict().items()}, hosts
 
@@ -138,7 +141,7 @@ def _check_place(
         service, _, database = database.partition("/")
         if not hosts or _SERVICE.fullmatch(service) is None:
             raise ConfigurationError(
-                f"Redis URL {scheme}:// needs sentinels and what they call the primary, such as "
+                f"Redis URL {scheme}:// needs sentinels and their name for the primary, such as "
                 f"{scheme}://HOST:26379,HOST:26379/SERVICE/0"
             )
     elif scheme.endswith("+cluster"):
@@ -146,7 +149,7 @@ def _check_place(
             raise ConfigurationError(f"Redis URL {scheme}:// needs nodes, such as {scheme}://HOST:6379,HOST:6379")
         if database not in ("", "0") or options.get("db", "0") != "0":
             raise ConfigurationError(
-                f"Redis URL {scheme}:// must not name a database other than /0: a Cluster has no other"
+                f"Redis URL {scheme}:// must not name a database other than /0: a Cluster has only database 0"
             )
     elif len(hosts) != 1:
         raise ConfigurationError(
@@ -158,10 +161,10 @@ def _check_place(
 
 
 def _check_options(options: dict[str, str], known: set[str]) -> None:
-    """Refuse unknown options, and options that turn off TLS checks without `insecure` in the URL."""
-    if set(options) - known:  # not shown: with an unencoded ? in the password it is a part of it
+    """Refuse unknown options. Refuse options that turn off TLS checks if the URL has no `insecure`."""
+    if set(options) - known:  # do not show the option: it may be a part of a password with an unencoded ?
         raise ConfigurationError(
-            f"Redis URL has an unknown option after its ? (one in a password is written %3F); "
+            f"Redis URL has an unknown option after its ? (in a password, write ? as %3F); "
             f"known: {', '.join(sorted(known))}"
         )
     if options.get("ssl_min_version", "1.2") not in _TLS_VERSIONS:
@@ -171,13 +174,13 @@ def _check_options(options: dict[str, str], known: set[str]) -> None:
     unchecked = options.get("ssl_cert_reqs") == "none" or options.get("ssl_check_hostname", "yes").lower() in _NO
     if unchecked and options.get("insecure", "no").lower() in _NO:
         raise ConfigurationError(
-            "Redis URL would take anybody's certificate (ssl_cert_reqs=none or ssl_check_hostname=false): name the "
-            "authority with ssl_ca_certs=FILE, or say insecure=true as well"
+            "Redis URL would accept any certificate (ssl_cert_reqs=none or ssl_check_hostname=false): name the "
+            "authority with ssl_ca_certs=FILE, or add insecure=true"
         )
 
 
 def _for_redis_py(query: str) -> str:
-    """Return the options for redis-py, unchanged."""
+    """Return the options for redis-py, without the options that only reliq knows."""
     kept = []
     for pair in query.split("&"):
         name, _, value = pair.partition("=")
@@ -196,18 +199,19 @@ Target = str | RedisClient
 POOL_LIMIT = 64
 
 EXPOSED = (
-    "Redis' password crosses the network in the clear: use TLS (rediss://) or a Unix socket; "
+    "Redis' password crosses the network unencrypted: use TLS (rediss://) or a Unix socket; "
     "ignore reliq.InsecureWarning where the network itself is private"
 )
-UNCHECKED = "this redis-py client takes anybody's certificate (ssl_cert_reqs='none'): name the authority instead"
+UNCHECKED = "this redis-py client accepts any certificate (ssl_cert_reqs='none'): name the authority instead"
 
-#: Settings of a foreign client that are its address or credentials, like all that begin with `ssl_`.
+#: The settings to copy from a redis-py client of the application: address and credentials, and settings that begin with
+#: `ssl_`.
 _KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
 _KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
 
 
 class Primary(NamedTuple):
-    """The sentinels, their name for the primary, and the credentials for the sentinels."""
+    """The addresses of the sentinels, the credentials for them, and their name for the Redis primary."""
 
     service: str
     sentinels: Sequence[tuple[str, int]]
@@ -221,16 +225,18 @@ class Address:
     The address and kind of a Redis, from a URL or a client.
 
     Attributes:
-        hosts: host names or addresses; none for a Unix socket.
+        hosts: host names or addresses; with Sentinel, the hosts of the sentinels; empty for a Unix socket.
+        servers: each server as HOST:PORT; the path of a Unix socket, or Sentinel's name for the primary.
         database: the database number, 0 by default.
         is_secure: whether the connection uses TLS.
         is_cluster: whether it is a Cluster.
     """
 
     hosts: tuple[str, ...]
+    servers: tuple[str, ...]
     database: int
     is_secure: bool
-    is_cluster: bool = False
+    is_cluster: bool
 
 
 def check_target(target: Target) -> None:
@@ -249,16 +255,18 @@ def shown(target: Target) -> str:
 def address(target: Target) -> Address:
     """Return the address of a target, without connecting."""
     given = _given(target)
-    hosts = [given["host"]] if given.get("host") else []
-    at = seeds(target)
-    if at:
-        hosts = [node.rpartition(":")[0] for node in at]
-    return Address(
-        hosts=tuple(hosts),
-        database=int(given.get("db") or 0),
-        is_secure=is_secure(target),
-        is_cluster=bool(at),
-    )
+    nodes = seeds(target)
+    sentinel = primary(target)
+    if nodes:
+        hosts, servers = [node.rpartition(":")[0] for node in nodes], nodes
+    elif sentinel:
+        hosts, servers = [host for host, _ in sentinel.sentinels], [sentinel.service]
+    elif "path" in given:
+        hosts, servers = [], [given["path"]]
+    else:
+        host = given.get("host", "localhost")
+        hosts, servers = [host], [f"{host}:{given.get('port', REDIS_PORT)}"]
+    return Address(tuple(hosts), tuple(servers), int(given.get("db") or 0), is_secure(target), bool(nodes))
 
 
 def seeds(target: Target) -> list[str]:
@@ -272,23 +280,13 @@ def seeds(target: Target) -> list[str]:
 
 
 def weakness(target: Target) -> str:
-    """Return why data sent to `target` can be read by others; empty if it cannot, or the URL has `insecure`."""
+    """Return a warning if others can read data sent to `target`; empty if they cannot, or the URL has `insecure`."""
     if isinstance(target, str):
         return EXPOSED if check_url(target).is_exposed else ""
     given = _given(target)
     if is_secure(target):
         return UNCHECKED if given.get("ssl_cert_reqs", "required") in ("none", ssl.CERT_NONE, None) else ""
-    return EXPOSED if given.get("password") and not all(map(is_near, _hosts(target))) else ""
-
-
-def _hosts(client: RedisClient) -> list[str]:
-    """Return the hosts that a client connects to first; none for a Unix socket."""
-    if isinstance(client, redis.RedisCluster):
-        return [node.rpartition(":")[0] for node in seeds(client)]
-    if sentinel := primary(client):
-        return [host for host, _ in sentinel.sentinels]
-    given = _given(client)
-    return [] if "path" in given else [str(given.get("host", "localhost"))]
+    return EXPOSED if given.get("password") and not all(map(is_near, address(target).hosts)) else ""
 
 
 def settings(target: Target) -> dict[str, Any]:

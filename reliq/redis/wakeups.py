@@ -1,4 +1,8 @@
-"""The blocking waits of a process for wake tokens, each on its own connection, and one poll over all of them."""
+"""
+Wait for wake tokens by blocking commands, each on its own connection; one thread polls all connections.
+
+A wake token is a value in the Redis list `wake` of a shard; it announces that the shard has messages.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +29,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A wait without a token ends after this time and is started again.
+#: A wait without a token ends after this many seconds and is started again.
 STAND_SECONDS = 180.0
-#: A failed wait is started again this long after its start; until then messages are found by regular checks.
+#: A failed wait is started again this many seconds after its start. Until then, regular polls of Redis find messages.
 STAND_AGAIN_SECONDS = 1.0
-#: If a reply is this much later than the timeout of its wait, the connection or the server is lost.
+#: If the reply to a wait comes this many seconds after the wait's timeout, or later, the connection counts as broken.
 LATE_ANSWER_SECONDS = 5.0
-#: How often to end waits on servers that have failed or no longer have the keys.
+#: Seconds between two checks of the waits. A check ends waits on servers that failed or no longer have the keys.
 LOST_SECONDS = 1.0
-#: Redis deletes an unused poke after this time.
+#: Redis deletes an unused poke (a value that interrupts a wait) after this many ms.
 POKE_MS = 5000
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A connection for one place, its socket (redis-py drops it after an error), and the shards that wait on it."""
+    """A wait in Redis for one group of shards (place), with the connection and socket of this wait."""
 
     place: Hashable
     node: ServerConnections
@@ -51,14 +55,14 @@ class _Wait:
 
 class WakeTokens:
     """
-    Waits for the wake tokens of shards, which run in Redis while the caller does other work.
+    Waits for the wake tokens of shards. The waits run in Redis while the caller does other work.
 
-    A place is a group of shards that one command may name together, so they share one wait. In a Cluster, each shard is
-    a place. One thread uses this object; other threads may call only `poke`. The connections do not come from the
-    transport's pool, which could be too small.
+    A place is a group of shards that share one wait, because one command may use all their keys. In a Cluster, each
+    shard is a place of its own. One thread uses this object; other threads may call only `poke`. The connections do
+    not come from the transport's pool, which could be too small.
 
     Attributes:
-        standing: the places with a running wait.
+        standing: the places (groups of shards) with a running wait.
     """
 
     def __init__(self, client: Client, wire: Transport) -> None:
@@ -77,7 +81,7 @@ class WakeTokens:
         self._checked_at = 0.0
 
     def serve(self, shards: Iterable[Keys]) -> dict[Hashable, list[Keys]]:
-        """Group shards by place; end the waits of places that have other shards now."""
+        """Group shards by place, so that each group shares one wait; end the waits of groups that have changed."""
         places: dict[Hashable, list[Keys]] = {}
         for keys in shards:
             places.setdefault(self._wire.place(keys.wake), []).append(keys)
@@ -88,17 +92,17 @@ class WakeTokens:
         return places
 
     def expect(self, place: Hashable, shards: Sequence[Keys]) -> None:
-        """Start a wait for the tokens of `shards`, all at one place, unless one runs; delay it after a failure."""
+        """Start a wait for the wake tokens of the `shards` at a place, unless a wait runs or has just failed."""
         wait = self._waits.get(place)
         if wait is not None and place in self.standing:
-            if not set(shards) <= set(wait.shards):  # the running wait ends, and the next includes the new shards
+            if not set(shards) <= set(wait.shards):  # end the running wait, so that the next wait includes all shards
                 with suppress(ReliqError):
                     self._client.run_all(commands.poke(self._poke_key(wait.shards), POKE_MS))
             return
         now = time.monotonic()
         if now < self._again_at.get(place, 0.0):
             return
-        # The first failure after a good wait allows an immediate restart; further restarts are delayed.
+        # If a wait fails after a successful wait, the first restart is immediate; further restarts are delayed.
         self._again_at[place] = now + STAND_AGAIN_SECONDS if place in self._again_at else now
         try:
             node = self._wire.node_for(shards[0].wake)
@@ -142,25 +146,25 @@ class WakeTokens:
         return came, failed
 
     def poke(self) -> None:
-        """Interrupt `came`; for other threads."""
+        """Interrupt `came`; other threads may call this."""
         try:
             self._poker.send(b"1")
         except OSError:
-            return  # there are enough pokes, or no thread is waiting
+            return  # pokes are pending already, or this object is closed
 
     def pass_on(self, shards: Iterable[Keys]) -> None:
-        """Give tokens that this process cannot use to other processes."""
+        """Return unused tokens to Redis, so that other processes get them."""
         if requests := [request for keys in shards for request in commands.push_wake_token(keys)]:
             with suppress(ReliqError):
                 self._client.run_all(requests)
 
     def restart(self) -> None:
-        """End the waits after a server was unavailable: a dead connection would not be noticed for long."""
+        """End all waits, for example after an outage of Redis, because their connections may be dead."""
         for place in list(self._waits):
             self._end(place)
 
     def close(self) -> None:
-        """Stop waiting, and pass on the tokens that have come meanwhile."""
+        """End all waits, and return unused tokens to Redis for other processes."""
         if self._selector.get_map() is None:
             return  # closed already
         came, _ = self.came(0.0)
@@ -210,12 +214,12 @@ class WakeTokens:
         return failed
 
     def _note_failure(self, place: Hashable, shards: Sequence[Keys], error: Exception) -> None:
-        """End a wait that has failed."""
+        """End a failed wait and log the error."""
         self._end(place)
-        logger.debug("queue %s: the wait for a token failed: %s", shards[0].name, error)
+        logger.debug("queue %s: waiting for a wake-up token failed: %s", shards[0].name, error)
 
     def _end(self, place: Hashable) -> None:
-        """End the wait at a place, if there is one; a token that has come for it is lost."""
+        """End the wait of a group of shards, if there is a wait; a token in an unread reply is lost."""
         self.standing.discard(place)
         if wait := self._waits.pop(place, None):
             self._selector.unregister(wait.socket)

@@ -1,9 +1,9 @@
 """
 The guard: a separate process that kills the worker processes of a killed supervisor.
 
-Worker processes stop when their supervisor has ended, unless a handler holds the GIL. Programs started by handlers do
-not stop. The guard reads `+PID` and `-PID` from its standard input when a worker process starts and ends. When its
-input ends, it waits for the worker processes and then kills their process groups.
+Worker processes stop when their supervisor has ended, unless a handler holds the GIL. Programs that handlers have
+started do not stop. The supervisor writes `+PID` or `-PID` to the guard's standard input when a worker process starts
+or ends. When this input ends, the guard waits for the worker processes and then kills their process groups.
 """
 
 import os
@@ -12,16 +12,20 @@ import sys
 import time
 from contextlib import suppress
 
-#: How long worker processes may shut down by themselves.
+#: How long worker processes may shut down by themselves after the supervisor has ended.
 PEACE_SECONDS = 8.0
-#: How often the guard checks whether they have ended.
+#: How often the guard checks whether the worker processes have ended.
 CHECK_SECONDS = 0.1
 
 
 def main() -> None:
-    """Track the worker processes until the supervisor ends, and kill the rest PEACE_SECONDS later."""
+    """
+    Track the worker processes until the supervisor ends, and then kill them.
+
+    They have PEACE_SECONDS to end by themselves.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the guard must end last, even if its session ends
+        signal.signal(number, signal.SIG_IGN)  # the guard must outlive the supervisor and the worker processes
     running: set[int] = set()
     for line in sys.stdin:
         pid = int(line[1:])

@@ -1,13 +1,13 @@
 """
-The program of a worker process: read the plan from standard input, run the consumer, and end with the supervisor.
+The program of a worker process: read the plan from standard input and run the consumer.
 
-`leave` ends a supervisor or worker process, even if threads of the application still run.
+The process also shuts down when its supervisor ends. `leave` ends a supervisor or worker process, even if threads of
+the application still run.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import signal
@@ -28,7 +28,7 @@ from reliq.logs import LogObserver, configure_logging, limiter
 from reliq.metrics.process import ProcessMetrics
 from reliq.metrics.store import file_of
 from reliq.settings import seconds
-from reliq.supervisor.plan import EXIT_CRASHED, METRICS_FOLDER, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
+from reliq.supervisor.plan import EXIT_CRASHED, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
 from reliq.supervisor.status import ProcessStatus, spare_the_collector
 from reliq.text import printable
 from reliq.worker.health import sampler
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq.child")
 
-#: How often a process checks whether its shutdown has begun.
+#: How often a thread of a worker process checks whether the shutdown of the process has begun.
 STOP_LOOK_SECONDS = 0.5
 #: The grace period after the supervisor has died; 3 s later the guard kills the process.
 ALONE_SECONDS = 5.0
-#: How long atexit functions may run, for example to flush logs, spans and error reports.
+#: How long atexit functions of the application may run, for example to flush logs, spans and error reports.
 ATEXIT_SECONDS = 3.0
 
 
 def leave(exit_code: int) -> NoReturn:
     """Run the atexit functions and end this process, even if other threads still run."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process already ends
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignore SIGTERM, because the process is ending already
     last = threading.Thread(target=_finish, daemon=True)
     last.start()
     last.join(ATEXIT_SECONDS)
@@ -58,28 +58,28 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def _finish() -> None:
-    atexit._run_exitfuncs()  # noqa: SLF001  there is no public way
+    atexit._run_exitfuncs()  # noqa: SLF001  Python has no public function for this
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # closed, here or at its other end
+        with suppress(AttributeError, OSError, ValueError):  # the stream is closed, by this process or by its reader
             stream.flush()
 
 
 def main() -> int:
     """Run the consumer by the plan on standard input; return the exit code."""
-    # The supervisor handles Ctrl-C. Do not use SIG_IGN, because programs started by handlers would inherit it.
+    # Ignore SIGINT, because the supervisor handles Ctrl-C. Do not use SIG_IGN: programs that handlers start inherit it.
     handle_signal(signal.SIGINT, lambda *_: None)
     handle_signal(signal.SIGTERM, end_at_once)
     stack_requests = SignalNotes()
     handle_signal(signal.SIGUSR1, stack_requests.note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has blocked it until now
-    # Before Python 3.12.4, text buffers lose lines if several threads write at once (gh-119506): write through to the
-    # byte buffer, which is safe.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has blocked SIGUSR1 until now
+    # Before Python 3.12.4, text streams lose lines if several threads write at once (gh-119506).
+    # With write_through the lines go to the byte buffer, which is thread-safe.
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # None if its descriptor is closed
+        if isinstance(stream, TextIOWrapper):  # a stream is None if its descriptor is closed
             stream.reconfigure(write_through=True)
     plan = ChildPlan.of(sys.stdin.readline())
     plan.find_modules()
-    # Programs that handlers start get an empty standard input, not the supervisor's.
+    # Replace standard input by /dev/null. Otherwise programs that handlers start could read the supervisor's pipe.
     supervisor = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -89,11 +89,11 @@ def main() -> int:
     try:
         try:
             consumer = load_consumer(plan.consumer)
-        finally:  # after the import, in which the application may configure logging itself
+        finally:  # after the import, because the application may configure logging itself
             configure_logging(plan.log_level, plan.log_format)
         if plan.handlers not in ("", fingerprint(consumer.handlers)):
             logger.error(
-                "the code has changed since this worker started, so new processes cannot join it; restart the worker"
+                "worker process: the code has changed since its worker started, so new processes cannot join it; restart the worker"
             )
             return EXIT_CRASHED
         spare_the_collector()
@@ -111,10 +111,16 @@ def main() -> int:
 
 def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
     """
-    Shut down when the supervisor has ended, which closes this process's standard input.
+    Wait until the supervisor ends, and then shut this process down.
 
-    It repeats SIGTERM until the shutdown has begun. The application may handle the signal itself while it starts, and
-    Python drops exceptions that a signal handler raises within a `__del__`.
+    The end of the supervisor closes its pipe to this process.
+
+    Repeat SIGTERM until the shutdown has begun, because a signal can be lost. The application may handle SIGTERM while
+    it starts, and Python drops exceptions that a signal handler raises within a `__del__`.
+
+    Args:
+        supervisor: the descriptor of the pipe from the supervisor.
+        loaded: the consumer of this process, once it is loaded.
     """
     while os.read(supervisor, 4096):
         pass
@@ -126,33 +132,36 @@ def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
 
 
 def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> int:
-    """Run the consumer with logs, metrics, and the status for the supervisor."""
+    """Run the consumer with logs, metrics and status; return the exit code."""
     handlers = consumer.chosen(plan.queues)
     settings = plan.settings
-    status = ProcessStatus(Path(plan.board), consumer, handlers, settings.concurrency)
+    status = ProcessStatus(plan.board, consumer, handlers, settings.concurrency)
     notes = [status.pulse.note]
     consumer.observers += [LogObserver(error_text=settings.log_error_text), status.pulse]
     if plan.metrics:
-        file = file_of(Path(plan.board).parent / METRICS_FOLDER, os.getpid())
-        metrics = ProcessMetrics([handler.queue.name for handler in handlers], file)
+        file = file_of(Path(plan.metrics), os.getpid())
+        tasks = [(each.queue.name, each.task) for handler in handlers for each in handler.each]
+        metrics = ProcessMetrics(tasks, file)
         consumer.observers.append(metrics)
         notes.append(metrics.sample)
     sampler(consumer.stats, *notes).start()
     consumer.before_call = status.begins
-    if settings.concurrency > 1:  # with one slot, `begins` is enough
+    if settings.concurrency > 1:  # with one slot, `begins` already reports which coroutine runs
         consumer.note_step = status.steps
 
     def write_stacks() -> None:
         while stack_requests.wait():
-            logger.warning("stacks:\n%s", stacks(consumer))
+            logger.warning("worker process: stacks of the running handlers:\n%s", stacks(consumer))
 
     def bound_the_stop() -> None:
-        """End this process if a shutdown that it began itself takes too long."""
+        """End this process if its shutdown takes much longer than the grace period."""
         while not consumer.is_stopping:
             time.sleep(STOP_LOOK_SECONDS)
         time.sleep(seconds("grace", settings.grace) + STOP_MARGIN_SECONDS)
-        logger.error("the shutdown took %.0f s longer than the grace period; ending this process", STOP_MARGIN_SECONDS)
-        _report_unfinished(consumer, Path(plan.report))
+        logger.error(
+            "worker process: the shutdown took %.0f s longer than the grace period; exiting", STOP_MARGIN_SECONDS
+        )
+        _report_unfinished(consumer, status)
         os._exit(EXIT_HUNG)
 
     for name, look in (("board", status.keep_up), ("stacks", write_stacks), ("stop-watch", bound_the_stop)):
@@ -160,26 +169,27 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
     try:
         return consumer.run(settings, queues=plan.queues, patient=True)
     finally:
-        _report_unfinished(consumer, Path(plan.report))
+        _report_unfinished(consumer, status)
 
 
-def _report_unfinished(consumer: Consumer, path: Path) -> None:
-    """Write a report of the unfinished deliveries; the supervisor returns them when this process has ended."""
+def _report_unfinished(consumer: Consumer, status: ProcessStatus) -> None:
+    """
+    Report the unfinished deliveries to the supervisor.
+
+    When this process has ended, the supervisor returns these messages to their queues.
+    """
     if consumer.unfinished is None:
-        return  # no shutdown has begun, so the supervisor uses the status
+        return  # the list is not ready before the end of the grace period; the supervisor then uses the status
     rows = [
         {"queue": held.queue, "shard": held.keys.shard, **msgspec.structs.asdict(held.delivery.claimed)}
         for held in consumer.unfinished
         if not held.abandoned
     ]
-    half = path.with_suffix(".half")
-    with suppress(OSError):  # the folder was removed
-        half.write_text(json.dumps(rows))
-        half.replace(path)
+    status.report(rows)
 
 
 def stacks(consumer: Consumer) -> str:
-    """Return the stacks of all handlers, with their messages, and of all other threads."""
+    """Return the stacks of running handlers, with queue and message id, and of other threads."""
     lines = []
     running = consumer.running()
     for run in running:

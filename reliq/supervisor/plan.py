@@ -1,4 +1,4 @@
-"""The protocol between a supervisor and its processes: plan, exit codes, and time limits."""
+"""The settings that a supervisor sends to its processes, and common constants."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ if TYPE_CHECKING:
     from reliq.handlers.handler import Handler
 
 EXIT_CRASHED = 1
-#: The folder for the metrics of the processes, next to their status files.
-METRICS_FOLDER = "metrics"
 #: The default of --gil-timeout: how long a handler may hold the GIL in a process with several slots.
 GIL_TIMEOUT_SECONDS = 30.0
-#: How long a shutdown may take after the grace period, to settle and to leave the lifespan.
+#: How long a shutdown may take after the grace period, to settle outcomes and to leave the lifespan.
 STOP_MARGIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildPlan:
     """
-    The settings of a worker process, as its supervisor sends them in one line.
+    The settings of a worker process, which the supervisor sends to it as one line of JSON.
 
     Attributes:
-        consumer: `module:name`.
-        queues: the queues to serve; empty for all.
-        settings: the settings of each process.
+        consumer: the consumer to load, as `module:name` or `module`.
+        queues: the names of the queues to serve; empty for all queues with handlers.
+        settings: the worker settings of each process.
         log_level: the log level.
-        handlers: the fingerprint of the supervisor's handlers; empty without a supervisor.
-        folder: the folder of the application's modules; empty if they are installed.
-        board: the file for the status that the process writes.
-        report: the file for the unfinished messages at the end.
-        metrics: whether the processes write metrics to METRICS_FOLDER, next to their status files.
+        handlers: the `fingerprint` of the supervisor's handlers. If the code has changed since the start of the
+            supervisor, a new process has another fingerprint and exits. Empty: no check.
+        folder: the folder of the application's modules; empty if the modules are installed.
+        board: the descriptor of the file in memory to which the process writes its status.
+        metrics: the folder for the metrics that the processes write; empty for no metrics.
         log_format: the format of log lines, as in `reliq worker --log-format`.
     """
 
@@ -48,9 +46,8 @@ class ChildPlan:
     log_level: str
     handlers: str = ""
     folder: str = ""
-    board: str = ""
-    report: str = ""
-    metrics: bool = False
+    board: int = -1
+    metrics: str = ""
     log_format: str = "auto"
 
     def as_line(self) -> str:
@@ -59,7 +56,7 @@ class ChildPlan:
 
     @classmethod
     def of(cls, line: str) -> ChildPlan:
-        """Parse a line of `as_line`."""
+        """Return the plan from a line that `as_line` has returned."""
         fields: dict[str, Any] = json.loads(line)
         own = {"queues": tuple(fields["queues"]), "settings": WorkerSettings(**fields["settings"])}
         return cls(**{**fields, **own})
@@ -71,8 +68,8 @@ class ChildPlan:
 
 
 def fingerprint(handlers: Sequence[Handler]) -> str:
-    """Return a text that changes if the version of reliq, or an essential setting of a handler, changes."""
-    from hashlib import sha256  # noqa: PLC0415  a command's --help needs none
+    """Return a fingerprint of reliq's version and the essential settings of the handlers."""
+    from hashlib import sha256  # noqa: PLC0415  not imported for `--help`
 
     rows = sorted(
         (handler.queue.name, handler.is_async, handler.is_batch, handler.settings.lease) for handler in handlers

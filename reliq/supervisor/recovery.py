@@ -1,4 +1,4 @@
-"""Renew leases of silent worker processes, return messages of dead processes, and reap orphans."""
+"""Renew leases of silent worker processes, return messages of dead processes, reap orphans."""
 
 from __future__ import annotations
 
@@ -32,21 +32,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Renew the leases of a silent process after a third of the shortest lease, at most twice a second.
+#: The leases of a silent process are renewed this many times within the time of its shortest lease.
 RENEW_PART = 3
+#: The shortest interval between two renewals for a silent process.
 SHORTEST_RENEWAL_SECONDS = 0.5
-#: How often a prefetched message of a dead process is returned without losing a retry.
+#: A prefetched message whose process dies is returned to its queue this many times without losing a retry.
 FREE_RELEASES = 2
-#: The most such messages that are counted.
+#: The supervisor remembers for at most this many messages how often it has returned them.
 REMEMBERED_LIMIT = 10_000
-#: How long a call is retried while Redis is unavailable; other processes may wait for the same help.
+#: How long a call is retried while Redis is unavailable.
+#: The time is short, because the messages of other silent or dead processes wait for the supervisor too.
 CALL_SECONDS = 1.0
 #: The process id of a container's first process.
 FIRST_PROCESS = 1
 
 
 def reap_orphans(own: Collection[int]) -> None:
-    """Reap dead orphans, except `own`, if this is the first process of a container."""
+    """
+    Reap dead orphans if this process is the first process of a container.
+
+    Args:
+        own: the ids of the worker processes, which the supervisor reaps itself.
+    """
     if os.getpid() != FIRST_PROCESS:
         return
     with suppress(ChildProcessError):
@@ -56,27 +63,37 @@ def reap_orphans(own: Collection[int]) -> None:
 
 class Recovery:
     """
-    Renew the leases of silent processes, and return messages of dead processes without using a retry.
+    Renew leases of silent processes, and return messages of dead processes.
 
-    `shards`, `held`, `extend` and `release` may raise ReliqError.
+    Returned messages do not lose a retry.
+
+    The methods `held`, `extend` and `release` raise ReliqError if Redis is unavailable or refuses a command.
     """
 
     def __init__(self, consumer: Consumer, concurrency: int) -> None:
         self._consumer = consumer
         self._concurrency = concurrency
         self._handlers = {handler.queue.name: handler for handler in consumer.handlers}
-        self._call_seconds = CALL_SECONDS  # how long a call is retried while Redis is unavailable
-        self._released: dict[tuple[str, str], int] = {}  # (queue, id) -> number of returns, the latest last
+        self._call_seconds = CALL_SECONDS  # how long to retry a call while Redis is unavailable
+        self._released: dict[tuple[str, str], int] = {}  # (queue, id): number of returns, latest return last
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
-        """Return the shards of queues; only the first of each if Redis is unavailable."""
+        """
+        Return all shards of the named queues.
+
+        If Redis is unavailable, return only the first shard of each queue.
+        """
         served = ServedQueues([self._handlers[name] for name in names])
         with suppress(ReliqError):
             served.take(self._client().run_all(served.questions()))
         return list(served.shards())
 
     def held(self, keys: Keys, lane: str) -> list[Claimed]:
-        """Return the messages of a shard that are leased to the process that claims as `lane`."""
+        """
+        Return the messages of a shard that are leased to a process.
+
+        `lane` is the name under which the process claims; the leases in Redis contain this name.
+        """
         client = self._client()
         is_keyed = client.run(declaration(keys), for_seconds=self._call_seconds) is not None
         at = 0
@@ -93,22 +110,22 @@ class Recovery:
         return claimed
 
     def extend(self, keys: Keys, claimed: Sequence[Claimed], lease_ms: int) -> None:
-        """Renew the leases of messages of a shard to `lease_ms` from now."""
+        """Renew the leases of messages of a shard to `lease_ms` from now; 0 ends the leases of a dead process."""
         for piece in chunked(claimed, BATCH_LIMIT):
             self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self._call_seconds)
 
     def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
-        """Return messages of a shard to its queue in their order, without using a retry."""
+        """Return messages of a shard to their queue in the same order, without using a retry."""
         pieces = list(chunked(claimed, BATCH_LIMIT))
-        for piece in reversed(pieces):  # each release puts messages at the head of ready
+        for piece in reversed(pieces):  # the piece that is released last is first in the queue
             self._client().run(transitions.release(keys, piece), for_seconds=self._call_seconds)
 
     def help(self, child: Child) -> None:
         """
-        Renew the leases of a silent process.
+        Renew the leases of a silent process, if a renewal is due.
 
-        In a process with one slot, prefetched messages are returned when their original leases have expired. The
-        process does not start them any more.
+        If the process has one slot and is silent for longer than a lease, return its prefetched messages to the queues.
+        When the process wakes up, it does not start them, because it has not renewed their leases in time.
         """
         silence = child.silence
         shortest = min(handler.lease_seconds for handler in child.handlers)
@@ -128,26 +145,29 @@ class Recovery:
         self._of_each(child, settle)
 
     def give_back(self, child: Child, pid: int) -> None:
-        """Return the unfinished messages of a dead process; without a report, all that it had not started."""
+        """
+        Return the unfinished messages of a dead process to their queues.
+
+        If the process has written a report of its unfinished messages, return these messages. Without a report, return
+        the messages that the process had not started.
+        """
         reported: defaultdict[Keys, list[Claimed]] = defaultdict(list)
         try:
-            for row in json.loads(child.report.read_text()):
+            for row in json.loads(child.board.report or b"[]"):
                 keys = self._handlers[row.pop("queue")].queue.known_shards.keys(row.pop("shard"))
                 reported[keys].append(Claimed(**row))
-            child.report.unlink()
-            has_reported = True
-        except FileNotFoundError:
-            has_reported = False
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            has_reported = bool(child.board.report)
+        except (ValueError, TypeError, KeyError, AttributeError):
             logger.exception(
-                "cannot read the report of a dead process; messages it had started are redelivered "
-                "when their leases expire"
+                "process %d: cannot read the report of this dead process; the messages that it had started are "
+                "redelivered when their leases expire",
+                pid,
             )
             has_reported = False
         if not has_reported:
             self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
-            with suppress(ReliqError):  # other workers poll anyway
-                # Wake other processes, because a wake-up or watch of the dead process is lost.
+            with suppress(ReliqError):  # without a wake-up, other workers find the messages when they poll
+                # Wake other processes, because the dead process may have taken wake tokens or waited for a due time.
                 shards = self.shards([handler.queue.name for handler in child.handlers])
                 requests = [commands.drop_watch(keys) for keys in shards]
                 tokens = [token for keys in shards for token in commands.push_wake_token(keys)]
@@ -157,15 +177,24 @@ class Recovery:
         def release(keys: Keys) -> None:
             self.release(keys, reported[keys])
             ids = _format_ids(reported[keys])
-            logger.warning("process %d ended before its handlers; returned to queue %s: %s", pid, keys.name, ids)
+            logger.warning(
+                "process %d ended before its handlers; returned messages to queue %s: %s", pid, keys.name, ids
+            )
 
         self._each(list(reported), release)
 
     def _give_back_waiting(self, child: Child, keys: Keys, claimed: list[Claimed]) -> list[Claimed]:
-        """Release the messages that have not started, unless the process wakes up; return the released messages."""
+        """
+        Return the messages that a silent process has not started to the queue, so that other processes run them.
+
+        If the process gives a sign of life meanwhile, return no messages to the queue.
+
+        Returns:
+            The messages that were returned to the queue.
+        """
 
         def waiting() -> list[Claimed]:
-            rows = child.rows()
+            rows = child.board.rows()
             return [message for message in claimed if not child.has_started(rows, keys.name, message.id)]
 
         if not waiting():
@@ -177,13 +206,14 @@ class Recovery:
 
     def _release(self, child: Child, keys: Keys, claimed: list[Claimed]) -> None:
         """
-        Return the messages that the dead process had not started, and let the leases of the others expire.
+        Return unstarted messages of a dead process, and end the leases of started messages.
 
-        A message can kill its process before it starts, for example by a body that needs too much memory. So a message
-        that several processes had prefetched when they died is not returned: it loses a retry when its lease expires.
+        A message can kill its process before it starts, for example by a body that needs too much memory. So if
+        several processes died that had prefetched the same message, it is not returned: its lease ends, and it loses a
+        retry.
         """
         name = keys.name
-        charged = child.rows() if child.charged is None else child.charged
+        charged = child.board.rows() if child.charged is None else child.charged
         innocent = [message for message in claimed if not child.has_started(charged, name, message.id)]
         suspects = (
             []
@@ -198,22 +228,23 @@ class Recovery:
                 _format_ids(suspects),
             )
         self.release(keys, [message for message in innocent if message not in suspects])
-        # End the leases of the others now, because a dead process cannot settle them. Messages that have caused deaths
-        # before keep their leases, so that they do not kill processes in quick succession, unless they have a key.
+        # `paying` are the messages that lose a retry. End their leases now, because their process is dead. But if a
+        # message may have killed a process before, let its lease expire, so that it is not redelivered too soon.
+        # Always end the lease of a message with a key, because the message blocks its key.
         paying = [message for message in claimed if message not in innocent or message in suspects]
         ended = [message for message in paying if not message.deaths or message.key is not None]
-        self.extend(keys, ended, lease_ms=1)
+        self.extend(keys, ended, lease_ms=0)
 
     def _releases_of(self, name: str, id: str) -> int:
-        """Count and return how many processes have died that had prefetched the message."""
+        """Count another dead process that had prefetched the message; return how many there were."""
         count = self._released[name, id] = self._released.pop((name, id), 0) + 1
         while len(self._released) > REMEMBERED_LIMIT:
             del self._released[next(iter(self._released))]
         return count
 
     def _of_each(self, child: Child, settle: Callable[[Keys, list[Claimed]], None]) -> None:
-        """Call `settle` for each shard with the messages of the process."""
-        lanes = {} if child.board is None else child.board.lanes
+        """Call `settle` for each shard, with the messages of the shard that are leased to the process."""
+        lanes = child.board.lanes
         shards = self.shards(list(lanes))
         self._each(shards, lambda keys: settle(keys, self.held(keys, lanes[keys.name])))
 
@@ -221,8 +252,8 @@ class Recovery:
         """
         Call `step` for each shard, and log errors.
 
-        If Redis is unavailable, skip the other shards, because other processes may wait for help. With several servers,
-        try each of the others once.
+        If the only Redis server is unavailable, skip the remaining shards, so that other processes need not wait. With
+        several Redis servers, try each remaining shard once, without a retry.
         """
         self._call_seconds = CALL_SECONDS
         for at, keys in enumerate(shards):
@@ -233,9 +264,8 @@ class Recovery:
                 is_over = is_away and not self._client().has_many
                 queues = ", ".join(dict.fromkeys(shard.name for shard in (shards[at:] if is_over else [keys])))
                 logger.warning(
-                    "queue %s: could not renew or return messages of a silent or dead process; they "
-                    "are redelivered when "
-                    "their leases expire: %s",
+                    "queue %s: could not renew or return messages of a silent or dead process; they are redelivered "
+                    "when their leases expire: %s",
                     queues,
                     error,
                 )
@@ -245,9 +275,8 @@ class Recovery:
                     self._call_seconds = 0.0
             except Exception:
                 logger.exception(
-                    "queue %s: could not renew or return messages of a silent or dead process; they "
-                    "are redelivered when "
-                    "their leases expire",
+                    "queue %s: could not renew or return messages of a silent or dead process; they are redelivered "
+                    "when their leases expire",
                     keys.name,
                 )
 

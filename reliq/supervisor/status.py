@@ -1,20 +1,26 @@
 """
-The status of a worker process in memory shared with its supervisor: signs of life and running handlers.
+The status of a worker process, in memory that it shares with its supervisor.
 
-The process writes it before each handler starts. So even if a handler holds the GIL, the supervisor can read which
-messages have started, and since when the process is silent.
+The status contains signs of life and the running handlers.
+
+A process writes its status before each handler starts. So even if a handler holds the GIL, the supervisor can read
+which messages have started, and when the process gave its last sign of life.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import mmap
+import os
 import struct
+import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from reliq.wire_format import lane_of
@@ -22,7 +28,6 @@ from reliq.worker.health import PULSE_BYTES, Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from reliq.consumer import Consumer
     from reliq.handlers.handler import Handler
@@ -31,10 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often a process writes a sign of life and clears ended calls.
+#: How often a process writes a sign of life and removes ended handler calls from its status.
 BOARD_SECONDS = 0.25
 
-#: The threshold of the youngest generation of the garbage collector; Python's default is 700.
+#: The threshold of the garbage collector's youngest generation in a worker process; Python's default is 700.
 COLLECT_AFTER = 10_000
 
 _BEAT = struct.Struct("<d")
@@ -46,11 +51,11 @@ _LEAVE_ASKED_AT = 17
 _MUST_STAY_AT = 18
 _PULSE_AT = 64
 _ROWS_AT = _PULSE_AT + PULSE_BYTES
-_ROW = struct.Struct("<ddqHH480s")  # start (0: empty), timeout, thread, queue, length of the id, id
-_TIMES = struct.Struct("<dd")  # the first two fields of a row
+_ROW = struct.Struct("<ddqHH480s")  # start (0: no call), timeout, thread, queue number, length of the id, message id
+_TIMES = struct.Struct("<dd")  # start and timeout, the first two fields of a row
 _ID_BYTES = 480
 _LANE = struct.Struct("<48s")
-#: Instead of a queue number, in the row that all coroutines share.
+#: The queue number in the row that all coroutines share.
 _COROUTINES = 0xFFFF
 
 
@@ -58,19 +63,20 @@ def board_bytes(concurrency: int, queues: int) -> int:
     """
     Return the size of the status in bytes.
 
-    It contains the pulse; a row for each slot; a row for all coroutines together; a row for each coroutine that may
-    hang; a row for the coroutine that runs now; and the claim name of each queue.
+    The status contains the pulse (health data) and these rows: for each slot, for all coroutines together, for each
+    coroutine that may hang, and for the coroutine that runs now. Then it contains for each queue the name
+    under which the process claims.
     """
     return _lanes_at(concurrency) + _LANE.size * queues
 
 
 def _hung_at(concurrency: int) -> int:
-    """Return the offset of the rows of coroutines that hang after their timeouts."""
+    """Return the offset of the rows for coroutines that hang after their timeouts."""
     return _ROWS_AT + _ROW.size * (concurrency + 1)
 
 
 def _step_at(concurrency: int) -> int:
-    """Return the offset of the row of the coroutine that runs in the event loop now."""
+    """Return the offset of the row for the coroutine that runs in the event loop now."""
     return _hung_at(concurrency) + _ROW.size * concurrency
 
 
@@ -81,14 +87,14 @@ def _lanes_at(concurrency: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Row:
     """
-    A handler call that a process runs.
+    A row of the status: a handler call that runs in the process, or the row that all coroutines share.
 
     Attributes:
-        thread: the native id of its thread; 0 for a coroutine that hangs after its timeout.
-        queue: the queue; empty for the row that all coroutines share.
-        id: the message id; empty for a batch, which may contain any message of the queue in this process.
-        started_at: the start, in monotonic seconds.
-        timeout_at: the timeout, in monotonic seconds; 0.0 for no timeout.
+        thread: the native id of the thread that runs the handler; 0 for a coroutine that hangs after its timeout.
+        queue: the name of the queue; empty for the row that all coroutines share.
+        id: the message id; empty for a batch and for a very long id.
+        started_at: the monotonic time of the start.
+        timeout_at: the monotonic time of the timeout; 0.0 for no timeout.
     """
 
     thread: int
@@ -104,7 +110,11 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class _Cell:
-    """The row of a thread in its own process; `run` is its call, None if the call has ended."""
+    """
+    A row of the status, for the worker process that writes it.
+
+    `place` is the offset of the row. `run` is the running handler call of the thread `thread`; None if no call runs.
+    """
 
     place: int
     thread: int
@@ -113,18 +123,20 @@ class _Cell:
 
 class ProcessStatus:
     """
-    Write the status of this process: when a handler begins, and in a thread that clears ended calls.
+    Write the status of this process for its supervisor.
+
+    `begins` writes each handler call, and a thread removes ended calls.
 
     Args:
-        path: the file for the status, with `board_bytes(...)` bytes.
-        consumer: the consumer that runs.
-        handlers: its handlers.
+        descriptor: the file in memory that the supervisor has created.
+        consumer: the consumer that runs in this process.
+        handlers: the handlers that this process runs.
         concurrency: the number of slots.
     """
 
-    def __init__(self, path: Path, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
-        with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), board_bytes(concurrency, len(handlers)))
+    def __init__(self, descriptor: int, consumer: Consumer, handlers: Sequence[Handler], concurrency: int) -> None:
+        self._descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, board_bytes(concurrency, len(handlers)))
         self.pulse = Pulse(self._memory, _PULSE_AT)
         self._consumer = consumer
         self._concurrency = concurrency
@@ -139,7 +151,7 @@ class ProcessStatus:
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
-        """Call `look` forever; log and retry after errors, for example when memory is exhausted for a moment."""
+        """Call `look` forever. If an error occurs, for example a short lack of memory, log it and continue."""
         while True:
             try:
                 self.look()
@@ -148,13 +160,21 @@ class ProcessStatus:
                     logger.exception("worker process: could not update the status that the supervisor reads; retrying")
             time.sleep(BOARD_SECONDS)
 
+    def report(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Write the unfinished messages after the status; the supervisor reads them when this process has ended."""
+        os.pwrite(self._descriptor, json.dumps(rows).encode(), len(self._memory))
+
     def begins(self, run: HandlerCall) -> None:
-        """Write the call that this thread begins, because its handler may not let other threads run."""
+        """
+        Write that a handler call begins.
+
+        This runs in the thread of the handler before the handler starts, because a handler may hold the GIL.
+        """
         queue = run.deliveries[0].queue
         if queue not in self._lanes:
             self._note_lanes()
         cell = self._cells.get(run.thread) or self._new_cell(run.thread)
-        if self._concurrency == 1 or not run.handler.is_async:  # the only call of its thread
+        if self._concurrency == 1 or not run.handler.is_async:  # the thread runs only this call
             with self._lock:
                 cell.run = run
                 self._write(cell.place, run, run.started_at, cell.thread)
@@ -164,7 +184,11 @@ class ProcessStatus:
             _ROW.pack_into(self._memory, cell.place, run.started_at, 0.0, cell.thread, _COROUTINES, 0, b"")
 
     def steps(self, run: HandlerCall | None) -> HandlerCall | None:
-        """Write which coroutine runs in the event loop now, None after its step; return the previous one."""
+        """
+        Write that the event loop now runs a step of the call `run`; return the previous call.
+
+        None means that the event loop runs no handler call.
+        """
         before = self._stepping
         self._stepping = run
         if run is None:
@@ -174,7 +198,7 @@ class ProcessStatus:
         return before
 
     def _write(self, place: int, run: HandlerCall, since: float, thread: int) -> None:
-        """Write a row, without the id for a batch or a very long id."""
+        """Write the row of a call at offset `place`; omit the message id of a batch, and a very long message id."""
         raw = b""
         if not run.handler.is_batch:
             raw = run.deliveries[0].delivery.claimed.id.encode("utf-8", "surrogateescape")
@@ -191,14 +215,18 @@ class ProcessStatus:
         return cell
 
     def look(self) -> None:
-        """Write a sign of life and changed timeouts, clear ended calls, and read requests of the supervisor."""
+        """
+        Write a sign of life, update the rows, and read requests of the supervisor.
+
+        The update writes changed timeouts and removes the rows of ended calls.
+        """
         self._consumer.must_stay = bool(self._memory[_MUST_STAY_AT])
         if self._memory[_LEAVE_ASKED_AT]:
             self._consumer.leave()
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
         now = time.monotonic()
         running = self._consumer.running()
-        # With one slot, a coroutine has its own row already.
+        # With one slot, `begins` has already written a row for the coroutine. With several slots, write one here.
         hung = [run for run in running if self._concurrency > 1 and run.handler.is_async and run.hangs]
         hung = hung[: self._concurrency]
         if hung != self._hung:
@@ -208,7 +236,7 @@ class ProcessStatus:
             _COUNT.pack_into(self._memory, _HUNG_COUNT_AT, len(hung))
         going_on = set(running)
         for cell in list(self._cells.values()):
-            noted = cell.run  # read once, because its thread may begin another call at any time
+            noted = cell.run  # read `run` only once, because the thread may begin another call at any time
             if noted is None or noted.started_at >= now or (self._concurrency > 1 and noted.handler.is_async):
                 continue
             until = noted.timeout_at or 0.0
@@ -221,14 +249,18 @@ class ProcessStatus:
         _BEAT.pack_into(self._memory, 0, time.monotonic())
 
     def _change(self, cell: _Cell, known: HandlerCall, started_at: float, timeout_at: float) -> None:
-        """Write the times of `cell`, unless it has begun another call."""
+        """Write start and timeout of the call `known` to its row; do nothing if the row shows another call now."""
         with self._lock:
             if cell.run is known:
                 cell.run = known if started_at else None
                 _TIMES.pack_into(self._memory, cell.place, started_at, timeout_at)
 
     def _note_lanes(self) -> None:
-        """Write the names under which this process claims, for the supervisor to find its leases in Redis."""
+        """
+        Write the names under which this process claims from each queue.
+
+        With these names, the supervisor finds the leases of this process in Redis.
+        """
         deliveries = self._consumer.deliveries()
         with self._lock:
             for held in deliveries:
@@ -242,37 +274,47 @@ class ProcessStatusView:
     """
     Read the status of a worker process in the supervisor.
 
+    The status is a file in memory: it needs no folder, and disappears with the processes that use it.
+
+    Attributes:
+        descriptor: the descriptor of the file, which the worker process inherits.
+
     Args:
-        path: the file for the status; it is created anew.
         queues: the names of the handlers' queues, in any order.
         concurrency: the number of slots.
     """
 
-    def __init__(self, path: Path, queues: Sequence[str], concurrency: int) -> None:
+    def __init__(self, queues: Sequence[str], concurrency: int) -> None:
         size = board_bytes(concurrency, len(queues))
-        # Replace the old file: shrinking it would kill a process that still maps it.
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(bytes(size))  # allocate now: on a full disk, writing to a hole kills the process
-        with fresh.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), size)
-        fresh.replace(path)
+        self.descriptor = _file_without_a_name()
+        os.ftruncate(self.descriptor, size)
+        self._memory = mmap.mmap(self.descriptor, size)
         self.pulse = Pulse(self._memory, _PULSE_AT)
         self._queues = sorted(queues)
         self._concurrency = concurrency
 
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+    @property
+    def report(self) -> bytes:
+        """The unfinished messages that the process reported before it ended, as JSON; empty without a report."""
+        start = len(self._memory)
+        return os.pread(self.descriptor, os.fstat(self.descriptor).st_size - start, start)
+
     @property
     def beat(self) -> float:
         """
-        The last sign of life, in monotonic seconds; 0.0 before the first.
+        The monotonic time of the last sign of life; 0.0 before the first sign of life.
 
-        The start of a handler counts too, because on a busy machine the writing thread may be late.
+        The start of a handler counts too, because on a busy machine the thread that writes signs of life may be late.
         """
         (at,) = _BEAT.unpack_from(self._memory, 0)
         return max([float(at), *(row.started_at for row in self.rows())])
 
     @property
     def lanes(self) -> Mapping[str, str]:
-        """The name under which the process claims, by queue."""
+        """For each queue, the name under which the process claims; its leases in Redis contain this name."""
         raw = self._memory[_lanes_at(self._concurrency) :]
         lanes = (lane.rstrip(b"\0").decode() for (lane,) in _LANE.iter_unpack(raw))
         return {queue: lane for queue, lane in zip(self._queues, lanes, strict=True) if lane}
@@ -287,14 +329,18 @@ class ProcessStatusView:
         self._memory[_LEAVE_ASKED_AT] = 1
 
     def let_stay(self, stays: bool) -> None:
-        """Set whether the process continues after --max-jobs, because no other process can be started yet."""
+        """
+        Set whether the process must continue to work after --max-jobs jobs.
+
+        It must do so while its replacement cannot start.
+        """
         self._memory[_MUST_STAY_AT] = stays
 
     def rows(self, *, is_silent: bool = False) -> list[Row]:
         """
-        Return the handler calls that run, or have ended a moment ago.
+        Return the rows of handler calls that run, or that have ended a moment ago.
 
-        With `is_silent`, the coroutine that blocks the event loop replaces the shared row of all coroutines.
+        With `is_silent`, return the row of the coroutine that blocks the event loop instead of the common row.
         """
         (count,) = _COUNT.unpack_from(self._memory, _COUNT_AT)
         (hung,) = _COUNT.unpack_from(self._memory, _HUNG_COUNT_AT)
@@ -312,12 +358,22 @@ class ProcessStatusView:
         return Row(thread, queue, raw[:length].decode("utf-8", "surrogateescape"), started_at, until)
 
 
+def _file_without_a_name() -> int:
+    """Return the descriptor of a new file in memory; on macOS, of a temporary file."""
+    if sys.platform == "linux":
+        return os.memfd_create("reliq-status")
+    with TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 def spare_the_collector() -> None:
     """
-    Make the garbage collector check fewer objects, less often.
+    Make the garbage collector check fewer objects and run less often.
 
-    A full collection pauses all handlers. Objects of modules live as long as the process, so they are excluded. Objects
-    of messages have no reference cycles; cycles of handlers are collected a little later.
+    A full collection pauses all handlers.
+
+    The collector ignores objects that exist now, after the imports, because they live as long as the process. reliq
+    creates no reference cycles later. Cycles that handlers create are collected a little later than by default.
     """
     gc.collect()
     gc.freeze()

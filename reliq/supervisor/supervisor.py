@@ -6,7 +6,6 @@ The supervisor of `reliq worker`: start, watch, replace and stop the worker proc
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
@@ -15,7 +14,6 @@ import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 from reliq.consumer import EXIT_SECOND_SIGNAL, STOPS, Consumer, SignalNotes, handle_signal
@@ -24,53 +22,59 @@ from reliq.events import Observer, ProcessEnded, notify
 from reliq.logs import Background
 from reliq.settings import seconds
 from reliq.supervisor.child import HARD_LIMIT_SECONDS, Child, Folder, OrphanKiller
-from reliq.supervisor.plan import GIL_TIMEOUT_SECONDS, METRICS_FOLDER, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
+from reliq.supervisor.plan import GIL_TIMEOUT_SECONDS, STOP_MARGIN_SECONDS, ChildPlan, fingerprint
 from reliq.supervisor.recovery import Recovery, reap_orphans
-from reliq.supervisor.status import Row, board_bytes
+from reliq.supervisor.status import ProcessStatusView
 from reliq.worker import health
-from reliq.worker.health import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+
+    from reliq.supervisor.status import Row
+    from reliq.worker.health import Pulse
 
 
 logger = logging.getLogger(__name__)
 
-#: While starting, request 30 s more every 5 s, because Redis may be unavailable for long.
+#: While the worker starts, it asks systemd every EXTEND_EVERY_SECONDS for EXTEND_SECONDS more time to start.
+#: The start may take long, because Redis may be unavailable.
 EXTEND_EVERY_SECONDS = 5.0
 EXTEND_SECONDS = 30.0
 EXTENSION = "EXTEND_TIMEOUT_USEC={:.0f}"
-#: Signs of life for each watchdog period of the service manager.
+#: How many signs of life to send to systemd in each period of its watchdog.
 SIGNS = 2
-#: The time after the shutdown for atexit functions and to remove files.
+#: How long atexit functions and the removal of files may take after the shutdown.
 EXIT_SECONDS = 5.0
-#: The worker exits if every process has crashed this often in a row at its start.
+#: The worker exits with EXIT_NO_START if all processes have crashed this many times in a row while they started.
 START_TRIES = 4
 EXIT_NO_START = 1
-#: How often the supervisor checks the processes, and how often their memory.
+#: The supervisor checks the processes every WATCH_SECONDS, and their memory every MEMORY_SECONDS.
 WATCH_SECONDS = 0.1
 MEMORY_SECONDS = 1.0
-#: A process that is awake is killed if its pulse shows a problem for this long.
+#: A process that gives signs of life is killed if its health data shows a problem for this many seconds.
 COMPLAINT_SECONDS = 5.0
-#: How often SIGTERM is repeated for a starting process: Python drops exceptions that signals raise in `__del__`.
+#: During a shutdown, a process that is starting gets SIGTERM again at this interval, in seconds.
+#: A signal can be lost, because Python drops exceptions that a signal handler raises within a `__del__`.
 AGAIN_SECONDS = 1.0
-#: How long to wait for a killed process.
+#: How long to wait for the end of a killed process.
 KILL_SECONDS = 5.0
-#: How long to return messages of dead processes at the end, and after a second signal.
+#: Before it exits, the supervisor takes at most this many seconds to return the messages of dead processes.
+#: After a second stop signal, it takes at most HASTY_SECONDS.
 GIVE_BACK_SECONDS = 2.0
 HASTY_SECONDS = 0.5
 
 
 class ServiceManager:
     """
-    Notify the service manager, if any, that the process is ready, alive or stopping.
+    Notify systemd that the worker is ready, alive or stopping.
 
-    Its variables are removed from the environment, so that programs started by handlers do not notify it.
+    If systemd did not start the worker, do nothing.
+
+    The environment variables of systemd are removed, so that programs that handlers start cannot send notifications.
     """
 
     def __init__(self) -> None:
-        # A path, or an abstract socket name, which begins with @.
+        # The address is a path, or the name of an abstract socket, which begins with @.
         address = os.environ.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address if address.startswith("/") else ""
         microseconds = os.environ.pop("WATCHDOG_USEC", "")
@@ -80,7 +84,11 @@ class ServiceManager:
         self._extended_at = self._alive_at = float("-inf")
 
     def look(self, pulses: Sequence[Pulse]) -> None:
-        """Send READY when all processes have started, before that a longer start time-out, and signs of life."""
+        """
+        Send READY once all processes have started, and signs of life for the watchdog.
+
+        While the processes start without a problem, ask for a longer start time-out.
+        """
         if not self._address:
             return
         now = time.monotonic()
@@ -95,7 +103,7 @@ class ServiceManager:
             self._alive_at = now
 
     def stop(self, seconds: float) -> None:
-        """Notify that the worker stops and may need `seconds` for it."""
+        """Notify systemd that the worker is stopping, and that this may take `seconds`."""
         if self._address:
             self._send("STOPPING=1", EXTENSION.format((seconds + EXIT_SECONDS) * 1e6), "STATUS=stopping")
 
@@ -110,23 +118,21 @@ class ServiceManager:
 
 class Supervisor:
     """
-    Run worker processes by a plan.
+    Start worker processes, watch them, and replace the processes that end.
 
-    Its thread starts, signals and reaps processes, and never blocks: calls to Redis run in another thread.
+    The thread of `run` starts, signals and reaps processes. It never waits for Redis: another thread calls Redis.
 
     Attributes:
-        observers: get an event for each ended process.
-        children: one entry for each process that is to run.
+        observers: called with an event for each process that ended.
+        children: a `Child` for each process that is to run.
 
     Args:
-        consumer: the consumer, to find the queues and Redis.
+        consumer: the consumer that the processes load, for its queues and its Redis.
         plan: the settings of the processes.
-        processes: the number of processes.
+        processes: the number of processes to run.
         max_memory: bytes of resident memory after which a process is replaced; None for no limit.
         gil_timeout: seconds without a sign of life after which a process with several slots is killed.
-
-    Raises:
-        ConfigurationError: no temporary folder can be created.
+        folder: the folder for the metrics of the processes; None for no metrics.
     """
 
     def __init__(
@@ -137,6 +143,7 @@ class Supervisor:
         processes: int,
         max_memory: int | None = None,
         gil_timeout: float = GIL_TIMEOUT_SECONDS,
+        folder: Folder | None = None,
     ) -> None:
         self.observers: list[Observer] = []
         self._plan = replace(plan, handlers=fingerprint(consumer.handlers))
@@ -145,20 +152,19 @@ class Supervisor:
         self._max_memory = max_memory
         self._gil_timeout = gil_timeout
         self._handlers = consumer.chosen(plan.queues) if consumer.handlers else []
-        self._folder = Folder()
-        self._numbers = count()
+        self._folder = folder
         self.children = [self._place() for _ in range(processes)]
-        self._leaving: list[Child] = []  # processes that shut down and are already replaced
+        self._leaving: list[Child] = []  # replaced processes whose last handlers still run
         self._recovery = Recovery(consumer, self._concurrency)
         self._background = Background("reliq-recovery")
-        self._has_worked = False  # whether a process has completed its start
+        self._has_worked = False  # whether any process has completed its start
         self._guard: OrphanKiller | None = None
         self._signals = SignalNotes()
         self._exit_code = 0
         self._memory_at = 0.0
 
     def run(self) -> int:
-        """Run the processes until a signal, or until all are done; return the exit code."""
+        """Run the processes until a stop signal or until all are done; return the exit code."""
         for number in (*STOPS, signal.SIGHUP, signal.SIGUSR1):
             handle_signal(number, self._signals.note)
         manager = ServiceManager()
@@ -175,30 +181,33 @@ class Supervisor:
             self._background.wait(HASTY_SECONDS if self._exit_code == EXIT_SECOND_SIGNAL else GIVE_BACK_SECONDS)
             self._background.close()
             self._guard.close()
-            self._folder.remove()
         return self._exit_code
 
     def stop(self) -> bool:
-        """Shut down gracefully, as after SIGTERM; return False if it already stops. Any thread may call it."""
+        """
+        Start a graceful shutdown, as SIGTERM does; may be called in any thread.
+
+        Returns:
+            False if the shutdown has already begun.
+        """
         if self._stopping:
             return False
         self._signals.note(signal.SIGTERM)
         return True
 
-    @property
-    def folder(self) -> Path:
-        """The temporary folder, which is removed at the end."""
-        return self._folder.path
-
     def pids(self) -> dict[str, int]:
-        """Return the running processes as label -> process id; a replacement gets the same label."""
+        """
+        Return the ids of the running processes by label.
+
+        A process that replaces another process gets the same label.
+        """
         places = {str(at): child.pid for at, child in enumerate(self.children)}
         leaving = {f"leaving-{at}": child.pid for at, child in enumerate(self._leaving)}
         running = {label: pid for label, pid in (places | leaving).items() if pid}
         return {"supervisor": os.getpid(), **running}
 
     def pulses(self) -> Sequence[Pulse]:
-        """Return the pulse of each process that is to run."""
+        """Return the health data (pulses) of all processes that are to run, started or not."""
         return [child.pulse for child in self.children if not child.done]
 
     @property
@@ -211,12 +220,12 @@ class Supervisor:
 
     @property
     def _asked(self) -> int:
-        """The number of received stop signals."""
+        """The number of stop signals received so far."""
         return sum(number != signal.SIGUSR1 for number in self._signals.numbers)
 
     @contextmanager
     def _guarded(self, child: Child) -> Iterator[None]:
-        """Log errors with one process and continue, because the other processes need the supervisor."""
+        """Log unexpected errors in the block and continue, because the supervisor must watch the other processes."""
         try:
             yield
         except ConfigurationError:
@@ -225,20 +234,20 @@ class Supervisor:
             logger.exception("process %d: internal error in its supervisor; retrying", child.pid)
 
     def _place(self) -> Child:
-        return Child(next(self._numbers), self.folder, Pulse(), self._handlers)
+        queues = [handler.queue.name for handler in self._handlers]
+        return Child(ProcessStatusView(queues, self._concurrency), self._handlers)
 
-    def _replace(self, child: Child) -> None:
-        """Replace the entry of `child` by an entry for its successor."""
-        place = self._place()
+    def _replace(self, child: Child, place: Child) -> None:
+        """Replace `child` in `children` by a `Child` for the next process."""
         place.started_at = child.started_at
         place.failures = child.failures
         place.crashes = child.crashes
-        if child.process is None:  # keep an old pulse visible if processes die at each start
+        if child.process is None:  # health checks need the age of a dead process's last health data
             place.pulse = child.pulse
         self.children[self.children.index(child)] = place
 
     def _look(self) -> None:
-        """Check every process once: replace dead and leaving processes, and end hung or too large processes."""
+        """Check every process once: replace processes that ended, are ending, hang or need too much memory."""
         self._forward_stack_requests()
         reap_orphans([child.pid for child in self._all])
         self._look_at_each()
@@ -252,10 +261,10 @@ class Supervisor:
                 if child.process is None:
                     if not (child.done or self._stopping) and child.may_start():
                         self._start(child)
-                elif child.board is not None and child.board.leaves:
+                elif child.board.leaves:
+                    self._replace(child, self._place())
                     self._leaving.append(child)
-                    self._replace(child)
-                elif child.board is not None:
+                else:
                     child.board.let_stay(is_full)
                     if max_memory is not None and not child.end_reason and child.memory_bytes() > max_memory:
                         logger.warning(
@@ -273,11 +282,11 @@ class Supervisor:
 
     def _check(self, child: Child) -> None:
         """
-        End a process with a hung handler; renew the leases of a silent process.
+        Check a running process: end it if a handler hangs; renew its leases if it is silent.
 
-        A thread that exceeds its timeout can only be ended with its process. With several slots, the process stops
-        claiming, a new process starts, and the other handlers may finish within half of a lease. The process is killed
-        before the lease expires, so that the message never runs in two processes.
+        If a handler in a thread exceeds its timeout, only the end of the process can stop it. With several slots, the
+        process stops claiming, a new process starts, and the other handlers may finish within half of a lease. Then the
+        process is killed. The lease of the message has not expired, so the message never runs in two processes.
         """
         now = time.monotonic()
         overran = child.hear(now)
@@ -313,40 +322,48 @@ class Supervisor:
             child.is_helped = False
 
     def _end(self, child: Child, reason: str, why: str, charged: list[Row] | None = None) -> None:
-        """Kill a process; log the reason and its running messages."""
-        running = child.rows() if charged is None else charged
+        """
+        Kill a process; log the reason and the running messages.
+
+        Args:
+            child: the process.
+            reason: the reason in one word, for metrics.
+            why: the reason as a sentence, for the log.
+            charged: the status rows of messages that lose a retry; None for all messages that had started.
+        """
+        running = child.board.rows() if charged is None else charged
         logger.warning(
             "process %d: %s; killed. Running messages: %s", child.pid, why, ", ".join(map(str, running)) or "none"
         )
         child.kill(reason, charged)
 
     def _start(self, child: Child) -> None:
-        """Start a process, and retry later on errors; raise ConfigurationError if the disk is full at the start."""
+        """Start a process. If this fails, log the error; the next check of the processes retries."""
         child.started_at = time.monotonic()
+        plan = self._plan
         try:
-            self._folder.restore(METRICS_FOLDER if self._plan.metrics else "")
-            child.folder = self.folder
-            child.start(self._plan)
+            if self._folder is not None:
+                self._folder.restore()
+                plan = replace(plan, metrics=str(self._folder.path))
+            child.start(plan)
         except OSError as error:
             child.signal(signal.SIGKILL)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not self._has_worked:
-                size = board_bytes(self._concurrency, len(self._handlers)) // 1024 + 1
-                raise ConfigurationError(
-                    f"each worker process needs {size} KiB for temporary files in "
-                    f"{self.folder.parent}: {error.strerror}; "
-                    "free space there, or set TMPDIR to another folder"
-                ) from error
-            logger.warning("could not start a worker process; retrying: %s", error)
+            logger.warning("worker: could not start a process; retrying: %s", error)
         if self._guard is not None and child.pid:
             self._guard.note(child.pid, begins=True)
 
     def _reap(self, child: Child) -> None:
-        """Return the messages of a dead process in the background, and replace it or end the worker."""
+        """
+        Handle the end of a process: replace the process, or end the worker.
+
+        The background thread returns the messages of the process to their queues.
+        """
+        place = self._place()  # if no file descriptor is free, this raises, and the next check of the processes retries
         process = child.collect()
         if process is None:
             return
         code = process.returncode
-        has_reported = child.report.exists()
+        has_reported = bool(child.board.report)
         child.note_work()
         self._has_worked = self._has_worked or child.has_worked
         self._background.put(lambda: self._recover(child, process.pid))
@@ -355,25 +372,23 @@ class Supervisor:
         reason = ""
         if code == EXIT_CONFIG and not self._has_worked:
             self._exit_code = EXIT_CONFIG
-        elif (
-            code == 0 and self._plan.settings.burst and has_reported
-        ):  # without a report, a handler has ended the process
-            child.done = True
+        elif code == 0 and self._plan.settings.burst and has_reported:
+            child.done = True  # exit code 0 without a report means that a handler has called os._exit(0)
         elif not self._stopping:
             reason = child.why(code)
             level = logging.INFO if reason == "jobs" else logging.WARNING
-            logger.log(level, "process %d ended with %d (%s); starting another", process.pid, code, reason)
+            logger.log(level, "process %d ended with exit code %d (%s); starting another", process.pid, code, reason)
             child.note_end(code)
             if all(other.crashes >= START_TRIES for other in self.children):
                 logger.error(
-                    "all worker processes failed to start %d times; exiting with code %d, see the errors above",
+                    "worker: all processes failed to start %d times; exiting with code %d, see the errors above",
                     *(START_TRIES, EXIT_NO_START),
                 )
                 self._exit_code = EXIT_NO_START
         if child in self._leaving:
             self._leaving.remove(child)
         elif not child.done:
-            self._replace(child)
+            self._replace(child, place)
         notify(self.observers, [ProcessEnded("", process.pid, reason)])
 
     def _recover(self, child: Child, pid: int) -> None:
@@ -383,10 +398,13 @@ class Supervisor:
             logger.exception(
                 "process %d: could not return its messages; they are redelivered when their leases expire", pid
             )
-        child.remove_files()
 
     def _stop(self) -> None:
-        """Shut all processes down gracefully and return their messages; a second signal kills them at once."""
+        """
+        Shut all processes down gracefully, and return their unfinished messages to their queues.
+
+        A second stop signal kills all processes.
+        """
         for child in self._all:
             child.signal(signal.SIGTERM)
         asked = self._asked
@@ -410,7 +428,6 @@ class Supervisor:
             self._signals.wait(WATCH_SECONDS / 2)
 
     def _kill(self) -> None:
-        """Kill all remaining processes."""
         for child in self._all:
             child.signal(signal.SIGKILL)
         for child in self._all:
@@ -421,7 +438,7 @@ class Supervisor:
                     self._reap(child)
 
     def _forward_stack_requests(self) -> None:
-        """Forward each SIGUSR1 to the processes, which then log their stacks."""
+        """Forward each SIGUSR1 to the processes; they log the stacks of their handlers."""
         while signal.SIGUSR1 in self._signals.numbers:
             self._signals.numbers.remove(signal.SIGUSR1)
             for child in self._all:

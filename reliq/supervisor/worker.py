@@ -1,10 +1,10 @@
-"""The command `reliq worker` after its options are parsed: load the consumer, run supervisor and metrics page."""
+"""`reliq worker` after its options are parsed: load the consumer and run the supervisor."""
 
 import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from typing import NoReturn
 
 from reliq.cli.output import EXIT_USAGE, complain, print_table, say
@@ -15,14 +15,15 @@ from reliq.logs import configure_logging
 from reliq.metrics import serving
 from reliq.redis.server import URL_VARIABLE
 from reliq.redis.url import check_url
+from reliq.supervisor.child import Folder
 from reliq.supervisor.main import leave
-from reliq.supervisor.plan import METRICS_FOLDER, ChildPlan
+from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.supervisor import Supervisor
 from reliq.text import pluralize
 
 logger = logging.getLogger(__name__)
 
-#: Exception class raised by an import -> advice for the user.
+#: Advice to the user for exceptions that the import of the application may raise, by the name of their class.
 _CURES = {"AppRegistryNotReady": "; the worker's module must call django.setup() before it imports models"}
 
 
@@ -36,7 +37,9 @@ def serve(
     page: tuple[int, str, bool] | None,
 ) -> NoReturn:
     """
-    Run the worker processes until a signal, then exit, even if threads of the application still run.
+    Run the worker processes until a stop signal arrives, then exit this process.
+
+    The exit does not wait for threads of the application.
 
     Args:
         plan: the settings of the processes.
@@ -44,86 +47,94 @@ def serve(
         url: the URL of Redis, from --url.
         max_memory: bytes of resident memory after which a process is replaced; None for no limit.
         gil_timeout: seconds for which a handler may hold the GIL.
-        page: port and address of the metrics page, and whether it contains queue metrics; None for no page.
+        page: port and address of the server for metrics and health checks, and whether it also serves the metrics of
+            queues; None for no server.
     """
-    for number in STOPS:  # process 1 of a container ignores signals without a handler
+    for number in STOPS:  # Linux drops a signal to a container's first process if it has no handler
         handle_signal(number, end_at_once)
-    handle_signal(signal.SIGUSR1, lambda *_: None)  # its default action ends the process
+    handle_signal(signal.SIGUSR1, lambda *_: None)  # the default action of this signal ends the process
     _fill_standard_streams()
-    # glibc uses up to eight heaps per core for threads, and each keeps its memory; see mallopt(3).
+    # Reduce the memory of the worker processes, see mallopt(3).
+    # By default, glibc uses up to eight heaps per core for threads, and each heap keeps freed memory.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     plan.find_modules()
-
+    code = EXIT_USAGE
     try:
-        code = _work(plan, processes, url=url, max_memory=max_memory, gil_timeout=gil_timeout, page=page)
+        consumer = _load(plan)
+        _use_url(consumer, url)
+        handlers = consumer.chosen(plan.queues)
+        connection = consumer.connection(handlers)
+        if plan.log_format != "json":
+            count = pluralize(processes, "process", "processes")
+            _print_handlers(handlers, f"{count} of {plan.settings.concurrency} on {connection.name}")
+        with ExitStack() as stack:
+            folder = None if page is None else stack.enter_context(closing(Folder()))
+            supervisor = Supervisor(
+                consumer, plan, processes=processes, max_memory=max_memory, gil_timeout=gil_timeout, folder=folder
+            )
+            if page is not None and folder is not None:
+                port, host, with_queues = page
+                endpoint, observer = serving.of_children(
+                    port,
+                    host,
+                    connection=connection,
+                    queues=[handler.queue.keys for handler in handlers],
+                    folder=lambda: folder.path,
+                    pulses=supervisor.pulses,
+                    pids=supervisor.pids,
+                    with_queues=with_queues,
+                )
+                supervisor.observers.append(observer)
+                stack.enter_context(endpoint)
+            code = supervisor.run()
     except ConfigurationError as error:
         complain(error)
-        code = EXIT_USAGE
     leave(code)
 
 
-def _work(
-    plan: ChildPlan,
-    processes: int,
-    *,
-    url: str | None,
-    max_memory: int | None,
-    gil_timeout: float,
-    page: tuple[int, str, bool] | None,
-) -> int:
-    """Load the consumer, print its handlers, and run the processes; return the exit code."""
+def _load(plan: ChildPlan) -> Consumer:
+    """Import the application's consumer, and configure logs; exit if the import fails."""
     try:
         consumer = load_consumer(plan.consumer)
     except ReliqError:
         raise
-    except Exception as error:  # print the traceback without frames of reliq
+    except Exception as error:  # print the traceback without reliq's frames
         raised = type(error).__name__
         complain(f"cannot import {plan.consumer.partition(':')[0]!r}: it raised {raised}{_CURES.get(raised, '')}")
         say(*traceback_of_module(error), stderr=True)
-        return EXIT_USAGE
+        leave(EXIT_USAGE)
     if not configure_logging(plan.log_level, plan.log_format) and plan.log_format != "auto":
         logger.warning(
-            "--log-format %s is ignored, because the application has configured logging itself", plan.log_format
+            "worker: --log-format %s is ignored, because the application has configured logging itself", plan.log_format
         )
-    _use_url(consumer, url)
-    handlers = consumer.chosen(plan.queues)
-    if plan.log_format != "json":
-        count = pluralize(processes, "process", "processes")
-        _print_handlers(handlers, f"{count} of {plan.settings.concurrency} on {consumer.connection(handlers).name}")
-    supervisor = Supervisor(consumer, plan, processes=processes, max_memory=max_memory, gil_timeout=gil_timeout)
-    if page is None:
-        return supervisor.run()
-    port, host, with_queues = page
-    endpoint, observer = serving.of_children(
-        port,
-        host,
-        connection=consumer.connection(handlers),
-        queues=[handler.queue.keys for handler in handlers],
-        folder=lambda: supervisor.folder / METRICS_FOLDER,
-        pulses=supervisor.pulses,
-        pids=supervisor.pids,
-        with_queues=with_queues,
-    )
-    supervisor.observers.append(observer)
-    with endpoint:
-        return supervisor.run()
+    return consumer
 
 
 def _fill_standard_streams() -> None:
-    """Open /dev/null for closed standard streams, so that no other file gets their descriptors; print a warning."""
+    """
+    Open /dev/null for each closed standard stream, so that no other file gets the descriptor.
+
+    If standard error is closed, print a warning to standard output.
+    """
     for descriptor in (0, 1, 2):
         with suppress(OSError):
             os.fstat(descriptor)
             continue
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is `descriptor`
+        # `os.open` returns the lowest free descriptor, which is `descriptor`.
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  stays open
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  must stay open
         if sys.stdout is not None:
             say("standard error is closed, so the logs of this worker are lost; remove 2>&- from the command")
 
 
 def _use_url(consumer: Consumer, url: str | None) -> None:
-    """Use the Redis of --url; raise ConfigurationError if the code names another."""
+    """
+    Use the Redis server of --url.
+
+    Raises:
+        ConfigurationError: the code names another Redis server.
+    """
     if url is None:
         return
     named = [consumer.target, *(handler.queue.target for handler in consumer.handlers)]
@@ -139,7 +150,7 @@ def _print_handlers(handlers: list[Handler], title: str) -> None:
         (
             handler.queue.name,
             handler.name,
-            "async" if handler.is_async else "plain",
+            " and ".join(sorted({"async" if each.is_async else "plain" for each in handler.each})),
             f"{handler.settings.lease:g} s",
             "none" if handler.settings.timeout is None else f"{handler.settings.timeout:g} s",
             handler.settings.concurrency or "all",

@@ -1,7 +1,7 @@
 """
-The test kit: each test gets its own Redis and clock, checks the published messages, and runs their handlers.
+The test kit: gives each test an empty Redis and its own clock, checks published messages, and runs handlers.
 
-pytest has it as the fixture `reliq`; without pytest use `with isolated() as reliq`.
+With pytest, use the fixture `reliq`; without pytest, `with isolated() as reliq`.
 """
 
 from typing import TYPE_CHECKING
@@ -10,15 +10,20 @@ from reliq.distribution import lazy_names
 
 if TYPE_CHECKING:
     from reliq.testing.drain import DrainResult as DrainResult
-    from reliq.testing.kit import JobOptions as JobOptions, Reliq as Reliq, isolated as isolated
-    from reliq.testing.published import Match as Match, Published as Published, State as State
+    from reliq.testing.kit import (
+        JobOptions as JobOptions,
+        Match as Match,
+        Published as Published,
+        Reliq as Reliq,
+        State as State,
+        isolated as isolated,
+    )
 
-if not TYPE_CHECKING:  # a type checker sees the names above and reports any other
+if not TYPE_CHECKING:  # type checkers use the imports above, and report unknown names
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {
             "reliq.testing.drain": "DrainResult",
-            "reliq.testing.kit": "JobOptions Reliq isolated",
-            "reliq.testing.published": "Match Published State",
+            "reliq.testing.kit": "JobOptions Match Published Reliq State isolated",
         },
     )

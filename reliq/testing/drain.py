@@ -1,7 +1,8 @@
 """
-A drain delivers due messages in the caller's thread or on its event loop, until nothing is due.
+Deliver due messages in the caller's thread or on its event loop, until no message is due.
 
-`Drain` claims and settles as a worker does, and yields each call of a handler; `Calls` and `AsyncCalls` make the calls.
+`Drain` claims and settles messages like a worker, and yields the handler calls. `Calls` and `AsyncCalls` run these
+calls.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from reliq.errors import ConfigurationError, UndecodableError
 from reliq.handlers import settlement
-from reliq.handlers.settlement import EXPIRED, burial, is_final
+from reliq.handlers.settlement import EXPIRED, HandlerOutcome, burial, is_final
 from reliq.lua import transitions
 from reliq.lua.transitions import CallSequences
-from reliq.message import Outcome
+from reliq.message import Claimed, Outcome
 from reliq.receive.bodies import BodyReader
-from reliq.receive.receiver import ClaimRound
-from reliq.redis.commands import raise_first
+from reliq.receive.receiver import poll
+from reliq.redis.commands import Request, raise_first
 from reliq.text import pluralize
 from reliq.wire_format import from_handler
 from reliq.worker.engine import live
-from reliq.worker.runner import Runner
-from reliq.worker.slots import HandlerCall, deliveries_of
+from reliq.worker.runner import Returned, Runner
+from reliq.worker.slots import HandlerCall, HeldDelivery, deliveries_of
 from reliq.worker.upkeep import Ticker
 
 if TYPE_CHECKING:
@@ -36,17 +37,12 @@ if TYPE_CHECKING:
     from reliq.consumer import Consumer
     from reliq.handlers.handler import Handler, Job
     from reliq.handlers.registration import Periodic
-    from reliq.handlers.settlement import HandlerOutcome
     from reliq.keys import Keys
-    from reliq.message import Claimed
     from reliq.redis.client import Client
-    from reliq.redis.commands import Request
-    from reliq.worker.runner import Returned
-    from reliq.worker.slots import HeldDelivery
 
-#: Lease of a drain in ms; it is long, because a developer may stop in a debugger.
+#: The lease in ms of the messages that a drain claims: long, because a developer may stop a handler in a debugger.
 LONG_LEASE_MS = 3_600_000
-#: HandlerOutcome -> its list in `DrainResult`.
+#: For each kind of `HandlerOutcome`, the attribute of `DrainResult` that lists the message id.
 _LISTED = {
     "ack": "acked",
     "nack": "nacked",
@@ -60,14 +56,14 @@ _LISTED = {
 @dataclass(frozen=True, slots=True)
 class DrainResult:
     """
-    The message ids of a drain by outcome, in the order of delivery.
+    The ids of the messages that a drain delivered, by outcome, in the order of delivery.
 
     Attributes:
-        acked: ids of messages that their handlers finished.
+        acked: ids of messages that a handler finished.
         nacked: ids of failed deliveries; the messages are redelivered after their backoff.
-        snoozed: ids of messages that a handler snoozed, or that waited for a rate limit.
+        snoozed: ids of messages whose handler raised `Snooze` or `RateLimited`.
         dead: ids of messages that became dead letters: rejected, or failed without a retry left.
-        expired: ids of messages with a body that had expired before the delivery.
+        expired: ids of messages whose body had expired before the delivery.
     """
 
     acked: list[str] = field(default_factory=list)
@@ -78,7 +74,7 @@ class DrainResult:
 
 
 class Calls:
-    """Calls handlers in this thread; coroutine handlers run on an event loop of its own."""
+    """Calls handlers in this thread; coroutine handlers run on a private event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.Runner()
@@ -90,14 +86,18 @@ class Calls:
         self._loop.close()
 
     def run(self, runner: Runner, call: HandlerCall) -> Returned:
-        """Make one call to its outcome; return the answer and the exception of the handler."""
+        """Run one handler call until it has an outcome; return the handler's result and exception."""
         if not runner.begin(call):
             return None, None
         return self._await(runner.arun(call)) if call.handler.is_async else runner.run(call)
 
     @contextmanager
     def lifespan(self, consumer: Consumer, state: Any) -> Iterator[Any]:
-        """Yield `state`, or the state of the consumer's lifespan; one task enters and leaves an async lifespan."""
+        """
+        Enter the consumer's lifespan and yield its state; if `state` is not None, only yield `state`.
+
+        The start and the end of an async lifespan run in the same task.
+        """
         manager = consumer.lifespan() if state is None and consumer.lifespan is not None else nullcontext(state)
         if not hasattr(manager, "__aenter__") or isinstance(manager, nullcontext):
             with manager as yielded:
@@ -121,27 +121,27 @@ class Calls:
             if asyncio._get_running_loop() is None:  # noqa: SLF001
                 raise
             raise ConfigurationError(
-                "this thread runs an event loop already: `await reliq.adrain(…)`, or `await reliq.aperform(…)`"
+                "this thread already runs an event loop: use `await reliq.adrain(…)` or `await reliq.aperform(…)`"
             ) from error
 
 
 class AsyncCalls:
-    """Calls handlers on the running event loop; a plain handler blocks it."""
+    """Calls handlers on the running event loop; a sync handler blocks the loop."""
 
     async def run(self, runner: Runner, call: HandlerCall) -> Returned:
-        """Make one call to its outcome; return the answer and the exception of the handler."""
+        """Run one handler call until it has an outcome; return the handler's result and exception."""
         if not runner.begin(call):
             return None, None
         if not call.handler.is_async:
             return runner.run(call)
         answer, error = await runner.arun(call)
-        if isinstance(error, asyncio.CancelledError):  # the test itself is cancelled
+        if isinstance(error, asyncio.CancelledError):  # the test was cancelled, not the handler
             raise error
         return answer, error
 
     @asynccontextmanager
     async def lifespan(self, consumer: Consumer, state: Any) -> AsyncIterator[Any]:
-        """Yield `state`, or the state of the consumer's lifespan."""
+        """Enter the consumer's lifespan and yield its state; if `state` is not None, only yield `state`."""
         manager = consumer.lifespan() if state is None and consumer.lifespan is not None else nullcontext(state)
         if hasattr(manager, "__aenter__"):
             async with manager as yielded:
@@ -153,11 +153,12 @@ class AsyncCalls:
 
 class HandlerCalls:
     """
-    The calls of a consumer's handlers, as a worker makes them, and their first failure.
+    Makes the calls of a consumer's handlers like a worker, and stores the first failure.
 
     Attributes:
-        runner: makes the calls; its `state` is the state of the lifespan.
-        failed: the first exception of a handler that is no answer, or the error of an undecodable body.
+        runner: runs the calls; its `state` is the state of the consumer's lifespan.
+        failed: the first exception of a handler except outcomes such as `Nack`, or the error for a body that cannot
+            be decoded; None without a failure.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -172,7 +173,7 @@ class HandlerCalls:
 
     @staticmethod
     def of(handler: Handler, deliveries: list[HeldDelivery]) -> HandlerCall:
-        """Return a call of `handler` that starts now."""
+        """Build the call of `handler` for these deliveries; the timeout of the call starts now."""
         for held in deliveries:
             held.started = True
         now = time.monotonic()
@@ -180,7 +181,7 @@ class HandlerCalls:
         return HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout)
 
     def answer(self, returned: Returned) -> Any:
-        """Return the answer of a handler; raise its exception, or the error of an undecodable body."""
+        """Return the result of a handler; raise its exception, or the error for a body that cannot be decoded."""
         __tracebackhide__ = True
         answer, error = returned
         if error := error or self.failed:
@@ -193,7 +194,7 @@ class HandlerCalls:
 
 
 class Ticks(Ticker):
-    """The ticks of a consumer's periodic jobs; an error in the making of a body fails the test."""
+    """Publishes the ticks of periodic jobs. If the function that makes a body raises, the test fails."""
 
     def _handle_body_failure(self, _entry: Periodic, _failures: int, error: BaseException) -> None:
         raise own_traceback(error)
@@ -201,14 +202,14 @@ class Ticks(Ticker):
 
 class Drain:
     """
-    A drain of the queues of a consumer.
+    Delivers the messages in the queues of a consumer until no message is due.
 
     Args:
-        client: makes the requests.
-        began: a client with a clock that shows the start of the test, from which on periodic jobs tick.
-        travel: moves the clock forward by a number of seconds, to the next due time; None ends the drain when nothing is due.
-        fail_fast: raise the first failure.
-        most: deliveries after which the drain fails.
+        client: sends the requests to Redis.
+        began: a client whose clock shows the start of the test; ticks of periodic jobs since then are published.
+        travel: called with seconds, to move the clock to the next due time; None to end when no message is due.
+        fail_fast: raise the first failure of a handler.
+        most: maximum number of deliveries; the drain fails after more.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class Drain:
             [
                 transitions.limit(handler.queue.keys, limits.fields(), declared=limits.declaration)
                 for handler in self._handlers
-                if (limits := handler.queue.limits)
+                if (limits := handler.queue.own_limits)
             ]
         )
         self.calls = HandlerCalls(consumer)
@@ -243,7 +244,9 @@ class Drain:
 
     def steps(self) -> Iterator[HandlerCall | None]:
         """
-        Yield each call of a handler, which the caller makes before it continues; yield None where a round begins.
+        Yield each handler call; yield None before each pass over the queues.
+
+        The caller must run a call before it continues the iteration.
 
         Raises:
             AssertionError: the drain made more deliveries than `most`.
@@ -263,15 +266,20 @@ class Drain:
                 self._travel(min(waits) / 1000)
 
     def _of_queue(self, handler: Handler, keys: Keys, waits: list[int]) -> Iterator[HandlerCall]:
-        """Claim the messages of one call and yield the calls; append to `waits` in how many ms another message comes due."""
+        """
+        Claim messages of one shard for one handler, and yield the handler calls.
+
+        Args:
+            waits: a list to which the method appends the ms until the next message of the shard is due.
+        """
         __tracebackhide__ = True
         settings = handler.queue.settings
         spread = 1 if handler.settings.batch_by_key else None
-        claim = ClaimRound(keys, handler.batch, LONG_LEASE_MS, spread)
         self._call_number = self._call_number.next()
-        claim.looked(self._run_all(claim.look(self._call_number)))
-        self._bury(handler, keys, claim.buried)
-        waits += claim.next_in_ms
+        calls = poll(keys, self._call_number, limit=handler.batch, lease_ms=LONG_LEASE_MS, spread=spread)
+        (_, next_promote_ms), reclaimed, claim = self._run_all(calls)
+        self._bury(handler, keys, reclaimed.buried)
+        waits += [wait_ms for wait_ms in (next_promote_ms, reclaimed.next_in_ms) if wait_ms > 0]
         held = deliveries_of(claim.claimed, handler, time.monotonic())
         reader: BodyReader[HeldDelivery] = BodyReader({keys.name: settings.max_body})
         reader.add(keys, held)
@@ -282,11 +290,22 @@ class Drain:
         for ended in reader.gone:
             self._count(handler, ended.delivery.claimed, ended.outcome)
         held = [delivery for delivery in held if not delivery.settling]
+        for routed in held:
+            routed.handler = handler.of(routed.delivery.header)
         groups = [[delivery] for delivery in held if delivery.must_start]
         groups.append([delivery for delivery in held if not delivery.must_start])
         for group in filter(None, groups):
-            yield self.calls.of(handler, group)
-            self._run_all([call for call, _ in settlement.calls(keys, settings, group)])
+            yield self.calls.of(group[0].handler, group)
+            if unsaved := [held for held in group if held.checkpoint]:
+                self._client.run(settlement.saving(keys, unsaved))
+            unsettled = group
+            while settling := settlement.calls(keys, settings, unsettled):
+                answers = self._run_all([call for call, _ in settling])
+                unsettled = [
+                    held
+                    for (_, piece), answer in zip(settling, answers, strict=True)
+                    for held in settlement.unsettled(piece, answer)
+                ]
             final = [ended.delivery.id for ended in group if is_final(ended.delivery.claimed, ended.outcome)]
             self._bury(handler, keys, final)
             for ended in group:
@@ -299,30 +318,30 @@ class Drain:
             self._client.run(burial(keys, handler.queue.settings, ids))
 
     def _count(self, handler: Handler, claimed: Claimed, outcome: HandlerOutcome) -> None:
-        if outcome.kind != "release":  # released unspent: no delivery
+        if outcome.kind != "release":  # a released message is not in the result
             end = "dead" if is_final(claimed, outcome) else _LISTED[outcome.kind]
             getattr(self.done, end).append(claimed.id)
         self._by_queue[handler.queue_name] += 1
         if self._by_queue.total() > self._most:
             queues = ", ".join(f"{count} of {name!r}" for name, count in self._by_queue.most_common())
             raise AssertionError(
-                f"not drained after {pluralize(self._most, 'delivery', 'deliveries')} ({queues}): does a handler publish "
-                "to itself, or snooze, without an end? Otherwise give drain(most=) a larger number"
+                f"not drained after {pluralize(self._most, 'delivery', 'deliveries')} ({queues}): perhaps a handler "
+                "always publishes to its own queue, or always snoozes. Otherwise give drain(most=) a larger number"
             )
 
     def _run_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        """Make requests in one round trip; raise the first refusal."""
+        """Send requests in one round trip; raise the first error that Redis returns."""
         return raise_first(self._client.run_all(requests))
 
 
 def own_traceback(error: BaseException) -> BaseException:
-    """Cut the traceback of an exception down to the part that begins in the user's code."""
+    """Remove the frames of reliq from the start of a traceback, so that it begins in the user's code."""
     trace = from_handler(error.__traceback__)
     return error if trace is None or isinstance(error, UndecodableError) else error.with_traceback(trace)
 
 
 def _settle(deliveries: Sequence[HeldDelivery], outcome: HandlerOutcome | None = None) -> None:
-    """Set the outcome of deliveries, as a worker's settler does; the caller sends it to Redis."""
+    """Set the outcome of deliveries; `Drain` then sends the outcome to Redis."""
     for held in deliveries:
         held.settling = True
         held.outcome = held.outcome if outcome is None else outcome

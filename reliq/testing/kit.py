@@ -1,72 +1,77 @@
-"""The block that gives a test its own Redis and clock, and the methods of the fixture `reliq`."""
+"""`isolated` gives a test its own Redis and clock; the fixture `reliq` (`Reliq`) reads messages and runs handlers."""
 
 from __future__ import annotations
 
-import importlib
 import math
+import sqlite3
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, get_args, overload
 
 from reliq import distribution
 from reliq.admin.calls import keys_scanned
-from reliq.admin.session import REPLY_SECONDS
-from reliq.errors import ConfigurationError
-from reliq.message import Claimed, Delivery, OutgoingMessage
+from reliq.admin.filters import EVERYTHING
+from reliq.admin.messages import parts_of, walk
+from reliq.admin.session import REPLY_SECONDS, QueueSession
+from reliq.errors import ConfigurationError, UndecodableError
+from reliq.handlers.settlement import undecodable
+from reliq.message import Claimed, Delivery, Duration, OutgoingMessage, Priority
 from reliq.metrics.snapshot import registered
+from reliq.outbox.relay import OutboxMover, Relay
+from reliq.outbox.store import Database
+from reliq.outbox.tables import check_dialect, percent
+from reliq.outbox.transactions import wrong_kind
 from reliq.publish import Writer
+from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import Command, drop_watch, push_wake_token
 from reliq.redis.server import Connection, redirected
 from reliq.redis.session import Session
 from reliq.redis.shards import shard_map
 from reliq.settings import LONGEST_SECONDS, OUTBOX_PREFIX, check_int, check_is_one_of, seconds
+from reliq.tasks import Task
 from reliq.testing.drain import LONG_LEASE_MS, AsyncCalls, Calls, Drain, DrainResult, HandlerCalls
-from reliq.testing.published import (
-    ALIVE_STATES,
-    Match,
-    Published,
-    amove,
-    format_messages,
-    meets,
-    messages,
-    move,
-)
 from reliq.testing.server import EMBEDDED, clear, url_of
 from reliq.text import check_keywords
 from reliq.wire_format import ENVELOPE_START, open_envelope
-from reliq.worker.slots import deliveries_of
+from reliq.worker.slots import HandlerCall, deliveries_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Coroutine, Iterator, Mapping
     from uuid import UUID
 
     from reliq.consumer import Consumer
-    from reliq.message import Duration, Priority
     from reliq.queue import Queue
-    from reliq.worker.slots import HandlerCall
 
 
-#: Other code has moved Python's clock when its step differs by this much from the time that has passed.
+#: If the difference of Python's clock and the monotonic clock changes by this many µs, the test has moved the clock.
 MOVED_US = 5000
-#: A key that has no more time left than this after a move expires: a script writes later than its clock shows.
+#: When the test clock moves, Redis keys that would expire within this many ms are deleted. Scripts let a key expire
+#: slightly later than necessary, but a test expects the key to be gone.
 SOONER_MS = 50
-#: A step of the scan of all Redis keys looks at this many.
+#: How many Redis keys each SCAN call reads.
 SCANNED_KEYS = 1000
+
+B = TypeVar("B")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class TestClock:
     """
-    Python's clock in place of the Redis clock: scripts get its time, and Redis keys expire by it.
+    The clock of a test: Redis scripts get the time from Python's clock, and Redis keys expire by Python's clock.
 
     Args:
-        session: the tests' Redis, with its own clock.
+        session: sends commands to the test's Redis.
     """
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # pytest must not collect this class as a test
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -82,12 +87,12 @@ class TestClock:
         return _now_us()
 
     def follow(self) -> None:
-        """Move the expiry of all Redis keys by as much as the clock was moved since the last call."""
+        """Shift the expiry of all Redis keys by the time that Python's clock was moved since the last call."""
         with self._lock:
             by_ms = (_ahead_us() - self._ahead) // 1000
             self._ahead += by_ms * 1000
             found = self._session.scan(partial(keys_scanned, "*", count=SCANNED_KEYS))
-            keys = list(dict.fromkeys(chain.from_iterable(found)))  # a scan may return a key twice
+            keys = list(dict.fromkeys(chain.from_iterable(found)))  # SCAN may return a key twice
             left_ms = self._session.run_all([Command(("PTTL", key), int) for key in keys])
             expiries = [(key, ms - by_ms) for key, ms in zip(keys, left_ms, strict=True) if ms >= 0]
             self._session.run_all(
@@ -99,24 +104,24 @@ class TestClock:
         Move the clock forward.
 
         Raises:
-            ConfigurationError: `by` is negative, time-machine is not installed, or something else holds the clock.
+            ConfigurationError: `by` is negative, time-machine is not installed, or another library controls the clock.
         """
         by_us = round(seconds("travel", by, most=LONGEST_SECONDS) * 1_000_000)
-        # Due times are rounded up to whole ms: so is the time that meets them.
+        # Due times are rounded up to whole ms. Round the new time up too, so that a message is due at its due time.
         self._move_to(-(-(_now_us() + by_us) // 1000) * 1000, ticks=not self._is_held and _ticks())
 
     def hold(self) -> None:
-        """Stop the clock, so that only `travel` moves it; raises as `travel` does."""
+        """Stop the clock, so that only `travel` moves it; raises the same errors as `travel`."""
         self._is_held = True
-        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # due times and timeouts are whole ms
+        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # whole ms, like due times and timeouts
 
     def end(self) -> None:
-        """Reset Python's clock."""
+        """Set Python's clock back to the real time."""
         self._moves.close()
 
     def _move_to(self, to_us: int, *, ticks: bool) -> None:
         to = to_us / 1_000_000
-        if int(to * 1e9) < to_us * 1000:  # a float is exact to a quarter of a microsecond
+        if int(to * 1e9) < to_us * 1000:  # round a float up, because it is exact only to 0.25 µs
             to = math.nextafter(to, math.inf)
         traveller = _time_machine().travel(to, tick=ticks)
         try:
@@ -126,7 +131,7 @@ class TestClock:
         if _now_us() < to_us:
             traveller.stop()
             raise ConfigurationError(
-                "something else holds Python's clock, such as freezegun: move it by that, and Redis goes by it"
+                "another library, such as freezegun, controls Python's clock: move the clock with it; Redis follows"
             )
         self._moves.callback(traveller.stop)
         self.follow()
@@ -137,12 +142,12 @@ def _now_us() -> int:
 
 
 def _ahead_us() -> int:
-    """Return by how much Python's clock is ahead of the monotonic clock."""
+    """Return how many microseconds Python's clock is ahead of the monotonic clock."""
     return _now_us() - time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
 
 
 def _ticks() -> bool:
-    """Return whether Python's clock runs; a test may have stopped it with time-machine."""
+    """Return whether Python's clock runs; a test can stop the clock with time-machine."""
     if not _time_machine().escape_hatch.is_travelling():
         return True
     began = time.time_ns()
@@ -154,14 +159,147 @@ def _ticks() -> bool:
 
 def _time_machine() -> Any:
     try:
-        return importlib.import_module("time_machine")
+        return import_module("time_machine")
     except ImportError:
         raise ConfigurationError(distribution.missing("time travel", "time-machine", "testing")) from None
 
 
-B = TypeVar("B")
+class TransactionDatabase(Database):
+    """
+    A database for a relay: it runs all statements in an open transaction of the test, and never commits.
 
-#: Default limit of deliveries in a drain.
+    Args:
+        tx: a transaction of any type that `Queue.publish_in` takes in sync code.
+    """
+
+    def __init__(self, tx: Any) -> None:
+        super().__init__()
+        self._tx = tx
+        if isinstance(tx, sqlite3.Connection):
+            dialect = "sqlite"
+        elif hasattr(tx, "in_atomic_block"):
+            dialect = tx.vendor
+        elif hasattr(tx, "pgconn") and not hasattr(tx, "__aenter__"):
+            dialect = "postgresql"
+        elif (hasattr(tx, "get_bind") or hasattr(tx, "dialect")) and not hasattr(tx, "run_sync"):
+            dialect = (tx if hasattr(tx, "dialect") else tx.get_bind()).dialect.name
+        else:
+            raise wrong_kind(
+                "a Relay, or a transaction for publish_in; in async code `await reliq.arelay(session)`", tx
+            )
+        self.dialect = check_dialect(dialect)
+
+    def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement; return its rows."""
+        tx = self._tx
+        if isinstance(tx, sqlite3.Connection):
+            cursor: Any = tx.cursor()
+            cursor.row_factory = None  # return tuples, even if the test's connection has a row factory
+            return list(cursor.execute(sql, values or {}))
+        if hasattr(tx, "in_atomic_block"):
+            cursor = tx.cursor()
+        elif hasattr(tx, "pgconn"):
+            psycopg = import_module("psycopg")
+            cursor = psycopg.Cursor(tx, row_factory=psycopg.rows.tuple_row)
+        else:
+            result = tx.execute(import_module("sqlalchemy").text(sql), values or {})
+            return [tuple(row) for row in result] if result.returns_rows else []
+        with cursor:
+            cursor.execute(percent(sql), values or {})
+            return list(cursor.fetchall()) if cursor.description else []
+
+
+State = Literal["ready", "waiting", "retry", "pending", "unack"]
+ALIVE_STATES: tuple[State, ...] = get_args(State)
+#: The argument `due` may differ from the due time of a message by this many seconds.
+DUE_SECONDS = 1.0
+#: The text of a failed assertion shows at most this many messages.
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Published(Generic[B]):
+    """
+    A message that has not ended.
+
+    Attributes:
+        id: the message id.
+        body: the decoded body.
+        headers: the headers that the message was published with.
+        due: when the message is due, in unix seconds; None for a body that a program in Go published.
+        state: `ready` or `retry` (can be claimed), `waiting` (in the queue of its key or priority), `pending` (due
+            later) or `unack` (in flight, or waiting for its backoff).
+        key: the message key; None without a key.
+        priority: `high`, `normal` or `low`.
+    """
+
+    id: str
+    body: B
+    headers: Mapping[str, str]
+    due: float | None
+    state: State
+    key: str | None = None
+    priority: Priority = "normal"
+
+
+class Match(TypedDict, total=False):
+    """Keyword arguments of `Reliq.published` for type checkers; `Reliq.published` describes them."""
+
+    state: State | None
+    id: str | None
+    headers: Mapping[str, str] | None
+    due: float | datetime | None
+    key: str | None
+    priority: Priority | None
+
+
+def meets(message: Published[Any], body: Any, match: Match) -> bool:
+    """Return whether a message has this body and all attributes in `match`; None matches any value."""
+    due = match.get("due")
+    if isinstance(due, datetime):
+        due = due.timestamp()
+    return (
+        body in (None, message.body)
+        and all(match.get(name) in (None, getattr(message, name)) for name in ("state", "id", "key", "priority"))
+        and (match.get("headers") or {}).items() <= message.headers.items()
+        and (due is None or (message.due is not None and abs(message.due - due) <= DUE_SECONDS))
+    )
+
+
+def messages(connection: Connection, queue: Queue[B]) -> Iterator[Published[B]]:
+    """
+    Yield the messages of a queue that have not ended.
+
+    The messages are sorted by shard, then by state, then by order of delivery.
+    """
+    for keys in queue.shards():
+        shard = QueueSession(connection.wire(REPLY_SECONDS), keys, connection.clock)
+        for state in ALIVE_STATES:
+            for part in sorted(parts_of(shard, state, EVERYTHING), key=lambda part: str(part.spot)):
+                for step in walk(part):
+                    ids = [id for _, id in step.rows]
+                    values = shard.run(commands.bodies(keys, ids)) if ids else []
+                    for id, value in zip(ids, values, strict=True):
+                        if value is None:  # the body has expired
+                            continue
+                        header, payload = open_envelope(value, bare=keys.bare)
+                        due = None if header.due is None else header.due / 1000
+                        try:
+                            body = queue.codec.decode(payload)
+                        except UndecodableError as error:
+                            raise undecodable(error, queue.name, id) from None
+                        yield Published(id, body, dict(header.headers), due, state, header.key, header.priority)
+
+
+def format_messages(published: list[Published[Any]]) -> str:
+    """Return messages as lines for the text of a failed assertion."""
+    if not published:
+        return "there is none"
+    more = [f"… and {len(published) - SHOWN} more"] if len(published) > SHOWN else []
+    return "\n  ".join([f"there are {len(published)}:", *map(str, published[:SHOWN]), *more])
+
+
+#: The default of `drain(most=)`.
 MOST_DELIVERIES = 1000
 _MATCH_KEYWORDS = ("body", *Match.__annotations__)
 _open: list[Reliq] = []
@@ -179,13 +317,15 @@ class JobOptions(TypedDict, total=False):
     priority: Priority
 
 
-_JOB_KEYWORDS = frozenset({"state", *JobOptions.__annotations__})
+_JOB_KEYWORDS = frozenset({"body", "state", *JobOptions.__annotations__})
 
 
 @contextmanager
 def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
     """
-    Give a test an empty Redis, and redirect every URL, client and RELIQ_URL of this process and its forks to it.
+    Give a test an empty Redis, which all queues and consumers of this process and its forks use within the block.
+
+    All Redis URLs, redis-py clients and RELIQ_URL lead to this Redis.
 
     Args:
         server: `embedded` for a redis-server that this process starts once and stops at its end, or the URL of an empty
@@ -195,8 +335,8 @@ def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
         A context manager that yields a `Reliq`.
 
     Raises:
-        ConfigurationError: no redis-server is installed, the database has keys, the block is inside another one, or a worker
-            that was started in the block still runs at its end.
+        ConfigurationError: no redis-server is installed, the database has keys, the block is inside another `isolated`
+            block, or a worker that was started in the block still runs at the end of the block.
 
     Example:
         class Orders(unittest.TestCase):
@@ -204,9 +344,7 @@ def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
                 self.reliq = self.enterContext(isolated())
     """
     if _open:
-        raise ConfigurationError(
-            "one test has been isolated already, and its block has not ended: they cannot be nested"
-        )
+        raise ConfigurationError("isolated() cannot be nested, and the block of an earlier isolated() has not ended")
     url = url_of(server)
     upkeep = Session(Connection(url).wire(REPLY_SECONDS))
     clear(upkeep, url)
@@ -230,7 +368,7 @@ def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
 
 
 def _workers() -> set[threading.Thread]:
-    """Return the threads that claim messages, one for each worker in this process."""
+    """Return the threads that claim messages; each worker in this process has one such thread."""
     return {thread for thread in threading.enumerate() if thread.name == "reliq-fetcher"}
 
 
@@ -239,8 +377,8 @@ class Reliq:
     The Redis and the clock of one test.
 
     Attributes:
-        url: URL of the test's Redis, for other processes: only this process and its forks are redirected.
-        connection: the connection that every URL and client leads to during the test.
+        url: URL of the test's Redis. Pass it to other processes; only this process and its forks are redirected.
+        connection: the connection to the test's Redis, which replaces all other connections during the test.
     """
 
     def __init__(self, url: str, clock: TestClock) -> None:
@@ -252,17 +390,17 @@ class Reliq:
 
     def published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> list[Published[B]]:
         """
-        Return the messages of a queue that have not ended, the next to be delivered first.
+        Return the messages of a queue that have not ended, in order of delivery.
 
         Args:
             queue: the queue.
-            body: return only messages with an equal body; None matches any, as in each argument.
+            body: return only messages with an equal body. Here and in all other arguments, None matches any value.
             state: `ready`, `waiting`, `retry`, `pending` or `unack`.
             id: the message id.
             key: the message key.
             priority: `high`, `normal` or `low`.
-            headers: headers that a message must have; it may have more.
-            due: due time in unix seconds or as an aware datetime; a message may differ by one second.
+            headers: headers that a message must have; it may have other headers too.
+            due: due time in unix seconds or as an aware datetime; the message's due time may differ by one second.
         """
         check_keywords("Reliq.published", match, _MATCH_KEYWORDS)
         if (state := match.get("state")) is not None:
@@ -270,7 +408,12 @@ class Reliq:
         return [message for message in messages(self.connection, queue) if meets(message, body, match)]
 
     def assert_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> Published[B]:
-        """Return the first message that `published` finds; raise AssertionError with the other messages when it finds none."""
+        """
+        Return the first message that `published` finds.
+
+        Raises:
+            AssertionError: `published` finds no message; the text lists the messages of the queue.
+        """
         __tracebackhide__ = True
         check_keywords("Reliq.assert_published", match, _MATCH_KEYWORDS)
         if matching := self.published(queue, body, **match):
@@ -280,50 +423,77 @@ class Reliq:
         raise AssertionError(f"no message in {queue.name!r} with {wanted}: {format_messages(self.published(queue))}")
 
     def refute_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> None:
-        """Raise AssertionError with the messages that `published` finds, if there are any."""
+        """Raise AssertionError if `published` finds a message; the error text lists the messages."""
         __tracebackhide__ = True
         check_keywords("Reliq.refute_published", match, _MATCH_KEYWORDS)
         if matching := self.published(queue, body, **match):
-            raise AssertionError(f"expected no such message in {queue.name!r}, and {format_messages(matching)}")
+            raise AssertionError(f"expected no matching message in {queue.name!r}, but {format_messages(matching)}")
 
+    @overload
     def perform(
         self, consumer: Consumer, queue: Queue[B], body: B, *, state: Any = None, **options: Unpack[JobOptions]
-    ) -> Any:
-        """
-        Call the handler of a queue once in this thread, without Redis, and return its answer.
+    ) -> Any: ...
 
-        The body goes through the queue's codec, the handler gets a real `Job`, and middleware, observers and error hooks
-        run as in a worker. A batch handler gets a batch of one.
+    @overload
+    def perform(
+        self, consumer: Consumer, task: Task[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+
+    @overload
+    def perform(self, consumer: Consumer, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def perform(self, consumer: Consumer, queue: Any, *body: Any, **options: Any) -> Any:  # type: ignore[misc]  # tasks have any parameters
+        """
+        Call the handler of a queue, or a task, once in this thread, without Redis, and return its result.
+
+        The queue's codec encodes and decodes the body. The handler gets a real `Job`. Middleware, observers and error
+        hooks run as in a worker. A handler with `batch` gets a batch of one message.
+
+        For a task, give its arguments: `reliq.perform(app, send, "a@example.org")`. Other options come from
+        `task.options(…)`.
 
         Args:
             consumer: the consumer with the handler.
-            queue: the queue of the handler.
-            body: the body, of the queue's type.
-            state: value of `job.state`; None enters the lifespan of the consumer.
-            id: the message id; None makes one.
+            queue: the queue of the handler, or a task.
+            body: the body, of the queue's type; or the arguments of the task.
+            state: value of `job.state`; None enters the consumer's lifespan and uses the value it yields.
+            id: the message id; None generates an id.
             attempt: number of the delivery, from 1.
             retries: how many retries the message has; None uses the queue's setting.
             headers: headers of the message.
-            publication_id: publication_id of the message, which `job.once` stores with the id.
+            publication_id: number of the publication, which `job.once` stores with the message id.
             key: the message key.
             priority: `high`, `normal` or `low`.
 
         Raises:
-            ConfigurationError: the queue has no handler, or an argument is not allowed.
+            ConfigurationError: the queue has no handler, or an argument is invalid.
             BodyError: the codec cannot encode the body.
-            Exception: any exception of the handler, also `Nack`, `Reject` and `Snooze`.
+            Exception: any exception of the handler, including `Nack`, `Reject` and `Snooze`.
         """
         __tracebackhide__ = True
-        handler_calls, call = _call("perform", consumer, queue, body, options)
+        handler_calls, call, state = _call("perform", consumer, queue, body, options)
         with Calls() as calls, calls.lifespan(consumer, state) as handler_calls.runner.state:
             return handler_calls.answer(calls.run(handler_calls.runner, call))
 
+    @overload
     async def aperform(
         self, consumer: Consumer, queue: Queue[B], body: B, *, state: Any = None, **options: Unpack[JobOptions]
+    ) -> Any: ...
+
+    @overload
+    async def aperform(
+        self, consumer: Consumer, task: Task[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R: ...
+
+    @overload
+    async def aperform(self, consumer: Consumer, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    async def aperform(  # type: ignore[misc]  # tasks have any parameters
+        self, consumer: Consumer, queue: Any, *body: Any, **options: Any
     ) -> Any:
-        """Call the handler of a queue once in async code; a plain handler blocks the event loop. See `perform`."""
+        """Call the handler of a queue once in async code, as `perform` does; a sync handler blocks the event loop."""
         __tracebackhide__ = True
-        handler_calls, call = _call("aperform", consumer, queue, body, options)
+        handler_calls, call, state = _call("aperform", consumer, queue, body, options)
         async with AsyncCalls().lifespan(consumer, state) as handler_calls.runner.state:
             return handler_calls.answer(await AsyncCalls().run(handler_calls.runner, call))
 
@@ -338,21 +508,23 @@ class Reliq:
         outbox: Any = None,
     ) -> DrainResult:
         """
-        Deliver the due messages of a consumer's queues in this thread, and the messages that they lead to.
+        Deliver the due messages of a consumer's queues in this thread, until no message is due.
 
-        First publish the ticks of periodic jobs that passed since the test began, or since the last drain.
+        Messages that handlers publish meanwhile are delivered too. First, the periodic jobs of the consumer publish the
+        ticks since the test began, or since the last drain.
 
         Args:
             consumer: the consumer with the handlers.
-            scheduled: travel to the next due time, also of a backoff, until no message is left.
-            fail_fast: raise the first exception of a handler, with the handler's traceback, or the error of an undecodable
-                body; with False such messages are retried, and become dead letters, as in a worker.
-            most: deliveries after which the drain fails, because it seems to have no end.
-            state: value of `job.state`; None enters the lifespan of the consumer.
-            outbox: a transaction or a `Relay`; its rows move in each round, as by `relay`.
+            scheduled: also deliver messages that are due later or wait for a backoff: move the clock to each due time
+                until no message is left.
+            fail_fast: raise the first exception of a handler, or the error for a body that cannot be decoded. With
+                False, such messages are retried and become dead letters, as in a worker.
+            most: maximum number of deliveries. After more, the drain fails, because it would probably never end.
+            state: value of `job.state`; None enters the consumer's lifespan and uses the value it yields.
+            outbox: a transaction or a `Relay`, as in `relay`; its messages are moved before each pass over the queues.
 
         Returns:
-            The message ids by outcome.
+            The ids of the delivered messages by outcome.
 
         Raises:
             AssertionError: the drain made more deliveries than `most`.
@@ -378,7 +550,7 @@ class Reliq:
         state: Any = None,
         outbox: Any = None,
     ) -> DrainResult:
-        """Deliver the due messages of a consumer's queues in async code; plain handlers block the event loop. See `drain`."""
+        """Deliver due messages in async code, as `drain` does; sync handlers block the event loop."""
         __tracebackhide__ = True
         drain = self._drain(consumer, scheduled=scheduled, fail_fast=fail_fast, most=most)
         runner = drain.calls.runner
@@ -392,38 +564,44 @@ class Reliq:
 
     def relay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
         """
-        Move the messages of `publish_in` to the test's Redis; return the number of messages.
+        Move the messages of `publish_in` from the outbox to the test's Redis; return how many.
 
         Args:
-            outbox: the test's own transaction, as `publish_in` takes it, to move the rows that it sees without a commit; or
-                a `Relay`, to move committed rows.
-            prefix: prefix of the table names; a `Relay` has its own.
+            outbox: an open transaction of the test, of any type that `publish_in` accepts, to move messages without a
+                commit; or a `Relay`, to move committed messages.
+            prefix: prefix of the outbox tables, if `outbox` is a transaction; a `Relay` has its own prefix.
 
         Raises:
-            ConfigurationError: `outbox` is neither, or its database has no such tables.
+            ConfigurationError: `outbox` is neither a transaction nor a `Relay`, or the database has no outbox tables
+                with this prefix.
         """
-        return move(outbox, prefix)
+        relay = outbox if isinstance(outbox, Relay) else Relay(TransactionDatabase(outbox), prefix=prefix)
+        with closing(OutboxMover(relay)) as mover:
+            return mover.move_all()
 
     async def arelay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
-        """Move the messages of `publish_in` in async code, also of an AsyncSession or AsyncConnection. See `relay`."""
-        return await amove(outbox, prefix)
+        """Move messages as `relay` does, in async code; accepts an AsyncSession or AsyncConnection too."""
+        if not hasattr(outbox, "run_sync"):
+            return self.relay(outbox, prefix=prefix)
+        moved: int = await outbox.run_sync(partial(self.relay, prefix=prefix))
+        return moved
 
     @property
     def now(self) -> float:
-        """The time in this test, in unix seconds."""
+        """The time of the test's clock in unix seconds."""
         return time.time()
 
     def travel(self, by: Duration) -> None:
         """
-        Move time forward for Python, for the scripts in Redis, and for all Redis keys that expire.
+        Move the time forward for Python, for scripts in Redis, and for the expiry of Redis keys.
 
-        Workers of this process wake for messages that come due; other processes keep their time.
+        Workers in this process then deliver messages that became due. The clocks of other processes do not change.
 
         Args:
             by: seconds, or a timedelta.
 
         Raises:
-            ConfigurationError: `by` is negative, time-machine is not installed, or freezegun holds the clock.
+            ConfigurationError: `by` is negative, time-machine is not installed, or freezegun controls the clock.
         """
         self._clock.travel(by)
         for keys in registered(self._client, list).queues:
@@ -439,21 +617,26 @@ class Reliq:
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
         client = Client.to(self.connection, REPLY_SECONDS, consumer.observers)
         travel = self.travel if scheduled else None
-        self._began_us = min(self._began_us, time.time_ns() // 1000)  # a test may have moved the clock back since
+        self._began_us = min(self._began_us, time.time_ns() // 1000)  # begin earlier if the clock was moved back
         began = Client(self.connection.wire(REPLY_SECONDS), clock=lambda: self._began_us)
         return Drain(consumer, client, began, travel=travel, fail_fast=fail_fast, most=most)
 
 
 def _call(
-    method: str, consumer: Consumer, queue: Queue[Any], body: Any, options: JobOptions
-) -> tuple[HandlerCalls, HandlerCall]:
-    """Return the call of the queue's handler with one message, encoded as for a publish and due now."""
-    check_keywords(f"Reliq.{method}", options, _JOB_KEYWORDS)
+    method: str, consumer: Consumer, queue: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[HandlerCalls, HandlerCall, Any]:
+    """Build the call of the queue's handler with one encoded message; return the call and the argument `state`."""
+    attempt, state = 1, None
+    if isinstance(queue, Task):
+        outgoing, queue = queue.outgoing(*arguments, **options), queue.queue
+    else:
+        check_keywords(f"Reliq.{method}", options, _JOB_KEYWORDS)
+        if arguments:
+            (options["body"],) = arguments
+        attempt, state = options.pop("attempt", 1), options.pop("state", None)
+        outgoing = OutgoingMessage(**options)
     calls = HandlerCalls(consumer)
     [handler] = consumer.chosen([queue.name])
-    fields: dict[str, Any] = dict(options)
-    attempt = fields.pop("attempt", 1)
-    outgoing = OutgoingMessage(body=body, **fields)
     bare = queue.layout.bare
     order = Writer(queue.known_shards, queue.codec, queue.settings).special(outgoing)
     check_int("attempt", attempt, least=1, most=order.terms.retries + 1)
@@ -461,4 +644,5 @@ def _call(
     claimed = Claimed(order.id, f"performed:{LONG_LEASE_MS}", order.terms.retries - attempt + 1, token=attempt)
     [held] = deliveries_of([claimed], handler, time.monotonic())
     held.delivery = Delivery(claimed, value, *open_envelope(value, bare=bare))
-    return calls, calls.of(handler, [held])
+    held.handler = handler.of(held.delivery.header)
+    return calls, calls.of(held.handler, [held]), state

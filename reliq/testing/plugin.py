@@ -1,4 +1,4 @@
-"""The pytest plugin with the fixture `reliq`; it imports the rest of reliq when a test uses the fixture."""
+"""The pytest plugin with the fixture `reliq`. Only fixtures import the test kit, so other test suites start quickly."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def reliq_server(pytestconfig: pytest.Config) -> str:
-    """Return the argument of `isolated` from the ini file."""
+    """Return the argument of `isolated` for this process, from the ini option `reliq_server`."""
     worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "")
     return server_of(str(pytestconfig.getini("reliq_server")), worker)
 
 
 def server_of(server: str, worker: str) -> str:
     """
-    Return the server of a pytest process; each process of pytest-xdist has its own embedded server or database.
+    Return the argument of `isolated` for a pytest process.
+
+    With pytest-xdist, each process gets its own server or database.
 
     Args:
-        server: `embedded`, or a URL that ends in a database number.
+        server: the ini option: `embedded`, or a URL that ends in a database number.
         worker: the name that pytest-xdist gave this process, such as `gw1`; empty without pytest-xdist.
 
     Raises:
-        pytest.UsageError: with pytest-xdist, the URL has no database number.
+        pytest.UsageError: pytest-xdist is used, and the URL has no database number.
     """
     if server == "embedded" or not worker:
         return server
@@ -46,7 +48,7 @@ def server_of(server: str, worker: str) -> str:
 
 @pytest.fixture
 def reliq(reliq_server: str) -> Iterator[Reliq]:
-    """Give the test its own empty Redis, whatever URLs its queues name."""
+    """Give the test its own empty Redis, which all queues of the test use instead of their URLs."""
     testing = importlib.import_module("reliq.testing")
     errors = importlib.import_module("reliq.errors")
     try:
@@ -56,7 +58,7 @@ def reliq(reliq_server: str) -> Iterator[Reliq]:
         pytest.fail(str(error), pytrace=False)
     except errors.LoginError as error:
         pytest.fail(
-            f"{error}. Each process of pytest-xdist takes the next database from reliq_server on: start fewer (-n), or let "
+            f"{error}. Each process of pytest-xdist takes the next database after reliq_server: start fewer (-n), or let "
             "the server have more (databases in redis.conf)",
             pytrace=False,
         )

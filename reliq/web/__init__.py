@@ -1,7 +1,7 @@
 """
-The web pages: queues, messages, dead letters and workers in a browser, alone or mounted in an ASGI application.
+Web pages that show queues, messages, dead letters and workers, alone or mounted in an ASGI application.
 
-They come with reliq's extra `web`.
+Install them with reliq's extra `web`.
 """
 
 from reliq import distribution

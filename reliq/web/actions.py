@@ -1,7 +1,7 @@
 """
-The forms that change something: a table of those that are a single call, and background tasks for those that take longer.
+The forms that change something: a table of short actions, each a single call of `Admin`, and background tasks.
 
-A background task runs in a thread of this process, reports its progress, and goes on when its visitor leaves the page.
+A background task runs in a thread of this process and reports its progress. It continues after its visitor leaves.
 """
 
 from __future__ import annotations
@@ -15,36 +15,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reliq.admin import Admin
 from reliq.admin.bulk import check_redrive
-from reliq.admin.filters import duration
-from reliq.admin.words import PURGEABLE, check_place
+from reliq.admin.filters import PURGEABLE, check_place, duration
 from reliq.errors import ReliqError
 from reliq.logs import WEB_WRITE
 from reliq.text import pluralize, printable
 from reliq.web.access import Access
-from reliq.web.request import PageError
+from reliq.web.request import PageError, RequestContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from starlette.responses import Response
 
-    from reliq.web.request import RequestContext
-
 
 logger = logging.getLogger(__name__)
 
-#: At most this many writes run at the same time, and as many checks.
+#: The most background writes that run at the same time; the same limit applies separately to checks.
 RUNNING_LIMIT = 8
-#: Checks of one visitor that run at the same time.
+#: The most checks of one visitor that run at the same time.
 CHECKS_PER_VISITOR = 2
-#: Tasks that the page of tasks shows after their end.
+#: The most background tasks, running and ended, that this process keeps for the page of tasks.
 REMEMBERED = 50
-#: The fields of the form of limits; the weights of keys are changed by `reliq limits`.
-LIMITS: Mapping[str, type] = {
+#: The fields of the form that sets limits, with their types. Weights have no field; `reliq limits` changes them.
+LIMITS: Mapping[str, Callable[[str], Any]] = {
     "ordered": bool,
     "per_key": int,
-    "rate": str,
-    "burst": int,
+    "rate": lambda text: [rate.strip() for rate in text.split(",")],
+    "burst": lambda text: [int(burst) for burst in text.split(",")],
     "key_rate": str,
     "key_burst": int,
     "concurrency": int,
@@ -53,16 +50,17 @@ LIMITS: Mapping[str, type] = {
 
 class Action(NamedTuple):
     """
-    A form that is one call of `Admin`; its visitor needs the right to write.
+    A form whose action is one call of a method of `Admin`; the visitor needs the right WRITE.
 
     Attributes:
-        method: its name is the route's name. It gets the values of the path, and the subject.
-        page: the page that the visitor sees then.
-        subject: the field that names a key, a message or a periodic entry.
-        fields: other fields -> their types. The method gets those that are not empty, by name.
-        done: the sentence that the page shows.
-        others: return value of the method -> another sentence.
-        parent: the path before the name.
+        method: the method. Its arguments are the admin, the values in the path, and the subject. Its name is also the
+            name of the route.
+        page: the route of the page that the visitor sees after the call.
+        subject: the form field with the key, message id or periodic job; empty if the form is about the queue.
+        fields: the other form fields, with their types. Fields that are not empty are passed as keyword arguments.
+        done: the sentence that the page shows after the call.
+        others: the sentences that the page shows instead of `done`, for some return values of the method.
+        parent: the start of the form's path; the name of the route follows it.
     """
 
     method: Callable[..., Any]
@@ -75,11 +73,11 @@ class Action(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The route's name."""
+        """The name of the form's route."""
         return self.method.__name__
 
     def answer(self, context: RequestContext) -> Response:
-        """Call the method, log the call, and lead to the page."""
+        """Call the method with the fields of the form, log the call, and redirect to the page."""
         subject = {self.subject: context.text(self.subject)} if self.subject else {}
         names = [*context.path.values(), *subject.values()]
         fields = {name: context.value(name, kind) for name, kind in self.fields.items()}
@@ -93,12 +91,12 @@ class Action(NamedTuple):
 
 
 def cancel(admin: Admin, queue: str, id: str) -> str:
-    """Cancel one message."""
+    """Cancel one message; return its status, such as `cancelled` or `running`."""
     return admin.cancel(queue, [id])[id]
 
 
 def set_limits(admin: Admin, queue: str, **limits: Any) -> None:
-    """Set the limits of a queue; a limit that is not given is removed."""
+    """Set the limits of a queue, and remove every limit that is not in `limits`."""
     admin.set_limits(queue, **limits, clear=[name for name in LIMITS if name not in limits])
 
 
@@ -118,34 +116,38 @@ ACTIONS = (
     Action(Admin.reschedule, "message", "id", {"delay": duration}, "It has another due time.", MOVES),
     Action(Admin.pause_cron, "cron", "name", {"reason": str}, "Paused: its ticks are skipped, and counted."),
     Action(Admin.resume_cron, "cron", "name", {}, "Resumed: its next tick is published.", NOT_PAUSED),
+    Action(Admin.pause_schedule, "schedules", "name", {"reason": str}, "Paused: its ticks are skipped."),
+    Action(Admin.resume_schedule, "schedules", "name", {}, "Resumed: its next tick is published.", NOT_PAUSED),
+    Action(Admin.delete_schedule, "schedules", "name", {}, "Deleted: its published messages stay."),
     Action(Admin.ask_stacks, "worker", "", {}, "The stacks arrive within 5 seconds.", parent="/workers/{id}"),
 )
-#: Word in the address of a page -> the sentence that the page shows after an action.
+#: The sentences that a page shows after an action, by the value of the page's query field `done`.
 NOTICES = {"stop": "It stops after its step.", "stop-ended": "It had ended already."}
 for _action in ACTIONS:
     NOTICES[_action.name] = _action.done
     NOTICES |= {f"{_action.name}-{answer}": text for answer, text in _action.others.items()}
 
 
-class _Stopped(Exception):  # noqa: N818  it ends a task, and is no error
-    """A visitor has stopped the task."""
+class _Stopped(Exception):  # noqa: N818  a control flow signal, not an error
+    """Ends the work of a background task that a visitor has stopped."""
 
 
 @dataclass(slots=True)
 class BackgroundTask:
     """
-    A write, or a check, that takes a while.
+    A long write or check that runs in a thread.
 
     Attributes:
-        title: for the page and the log.
-        by: the name of the visitor who started it, with the address in `visitor`.
-        only_reads: whether it is a check, which visitors without the right to write may start and stop.
-        total: how many messages there were at its start; None when that is unknown.
+        title: the name of the task on its page and in log lines.
+        by: the name of the visitor who started the task; empty if unknown.
+        visitor: the name and the IP address of this visitor, as NAME@ADDRESS.
+        only_reads: whether the task is a check, which visitors without the right WRITE may start and stop.
+        total: how many messages the state had when the task started; None if unknown.
         started, ended: unix seconds by the clock of this process.
-        done: how many messages it has looked at.
+        done: how many messages the task has processed.
         state: `running`, `finished`, `stopped` or `failed`.
-        outcome: the result so far.
-        is_stopped: whether a visitor has asked it to stop after its step.
+        outcome: the text of the result so far.
+        is_stopped: whether a visitor has asked the task to stop after its current step.
     """
 
     title: str
@@ -164,14 +166,14 @@ class BackgroundTask:
     is_stopped: bool = False
 
     def step(self, looked: int, outcome: object) -> None:
-        """Note the progress; raise if a visitor has stopped the task."""
+        """Update the progress after a step; raise `_Stopped` if a visitor has stopped the task."""
         self.done += looked
         self.outcome = str(outcome)
         if self.is_stopped:
             raise _Stopped
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do the work, and log how it ended."""
+        """Call `work` in this thread, store its result as the outcome, and log how the task ended."""
         state = "failed"
         try:
             self.outcome = str(work())
@@ -191,14 +193,14 @@ class BackgroundTask:
 
 
 class BackgroundTasks(dict[str, BackgroundTask]):
-    """The tasks of this process that run or have ended lately, by id, the newest last."""
+    """The running and the last ended background tasks of this process, by task id, newest last."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
 
     def start(self, task: BackgroundTask, work: Callable[[], object]) -> bool:
-        """Do some work in a thread; return False if too many tasks run."""
+        """Start a task that calls `work` in a thread; return False if too many tasks run."""
         with self._lock:
             alike = [one for one in self.values() if one.state == "running" and one.only_reads == task.only_reads]
             own = [one for one in alike if one.visitor == task.visitor]
@@ -213,7 +215,7 @@ class BackgroundTasks(dict[str, BackgroundTask]):
 
 
 def purge(context: RequestContext) -> Response:
-    """Delete messages of a state, or dead letters."""
+    """Start a task that deletes messages of a state, or dead letters."""
     state = check_place(context.text("state"), PURGEABLE)
     where = context.filter(state)
     title = "delete of dead letters" if state == "dead" else f"delete of {state} messages"
@@ -222,12 +224,12 @@ def purge(context: RequestContext) -> Response:
 
 
 def redrive(context: RequestContext) -> Response:
-    """Publish dead letters again."""
+    """Start a task that publishes dead letters again."""
     where = context.filter("dead")
     kinds = {"limit": int, "rate": float, "retries": int}
     options: dict[str, Any] = {name: context.value(name, kind) for name, kind in kinds.items()}
     options["delay"] = context.value("delay", duration) or 0.0
-    check_redrive(**options)  # before the task starts
+    check_redrive(**options)  # if the options are wrong, this shows the visitor an error and starts no task
     admin = context.admin
     total = admin.count(context.queue, "dead")
     return _start(
@@ -236,9 +238,9 @@ def redrive(context: RequestContext) -> Response:
 
 
 def check(context: RequestContext) -> Response:
-    """Check every id of a queue for contradictions to the model; change nothing."""
+    """Start a task that checks every message of a queue for inconsistent data; the task changes nothing."""
     admin = context.admin
-    admin.account(context.queue)  # an unknown queue is refused before the task starts
+    admin.account(context.queue)  # if the queue is unknown, this shows the visitor an error and starts no task
 
     def work(task: BackgroundTask) -> str:
         report = admin.check(
@@ -259,28 +261,28 @@ def _start(
     *,
     only_reads: bool = False,
 ) -> Response:
-    """Start a task, and lead to its page."""
+    """Start a background task and redirect to its page; raise PageError if too many tasks run."""
     who = context.visitor.who
     layout = context.text("layout")
     task = BackgroundTask(title, context.queue, layout, who, f"{who}@{context.address}", only_reads, total)
     if not context.app.tasks.start(task, lambda: work(task)):
-        raise PageError(429, "Too many tasks run", "Wait until one of them has ended.")
+        raise PageError("Too many tasks run", "Wait until one of them has ended.", status=429)
     log(context, f"{title} of queue {context.queue} started")
     return context.go("task", id=task.id)
 
 
 def run_cron(context: RequestContext) -> Response:
-    """Have a worker publish the message of a periodic entry immediately."""
+    """Start a task that asks a worker to publish the message of a periodic job now."""
     name = context.text("name")
     return _start(context, f"run of {name}", lambda task: f"published {context.admin.run_cron(task.queue, name)}")
 
 
 def stop(context: RequestContext) -> Response:
-    """Stop a task after its step; a visitor without the right to write may stop checks only."""
+    """Stop a task after its current step; visitors without the right WRITE may stop only checks."""
     id = context.path["id"]
     task = context.app.tasks.get(id)
     if task is not None and not task.only_reads and not context.visitor.may(Access.WRITE):
-        raise PageError(403, "You may only look", "Stopping a write needs WRITE.")
+        raise PageError("You may not change this", "To stop a write, you need the right WRITE.", status=403)
     runs = task is not None and task.state == "running"
     if task is not None:
         task.is_stopped = True
@@ -289,7 +291,7 @@ def stop(context: RequestContext) -> Response:
 
 
 def log(context: RequestContext, *words: str) -> None:
-    """Log an action with its visitor, and have the next page read Redis again."""
+    """Log an action with its visitor, and discard the shared sample, so that the next page shows the change."""
     context.app.last.forget()
     who = context.visitor.who
     line = f"web: {who or 'a visitor'} at {context.address}: {' '.join(words)}"

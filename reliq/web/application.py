@@ -1,7 +1,7 @@
 """
-The ASGI application: its addresses, the right that each needs, the login, and the pages of errors.
+The ASGI application of the web pages: routes with the right that each needs, login, and error pages.
 
-Pages are made in a few separate threads, apart from the threads of the application in which they are mounted.
+Pages are rendered in separate threads, so that they take no threads of an application in which they are mounted.
 """
 
 from __future__ import annotations
@@ -54,41 +54,42 @@ if TYPE_CHECKING:
 
     from reliq.redis.url import Target
 
-    #: It returns the rights of a request; `Access.by` adds the visitor's name.
+    #: A function that returns the rights of a request's visitor; `Access.by` adds the visitor's name.
     Resolver = Callable[[Request], Access | Visitor | Awaitable[Access | Visitor]]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Pages that are made at the same time; further requests wait.
+#: The most pages that are rendered at the same time; further requests wait.
 PAGES_AT_ONCE = 16
 _threads = ThreadPoolExecutor(PAGES_AT_ONCE, "reliq-web")
-#: A form has at most this many bytes.
+#: The largest body of a form in bytes.
 FORM_BYTES = 65_536
-#: A form must arrive within this many seconds.
+#: How many seconds a client may take to send a form.
 FORM_SECONDS = 10.0
-#: A wrong token is answered after this many seconds.
+#: How many seconds the answer to a wrong token is delayed, to slow down guessing.
 FAILED_LOGIN_SECONDS = 1.0
-#: A page that failed because of Redis refreshes itself after this many seconds.
+#: After how many seconds an error page reloads itself if Redis was unavailable.
 RETRY_SECONDS = 5
 FORM_TYPE = "application/x-www-form-urlencoded"
-#: The key under which a scope keeps its first form: there `request.app` is the application in which the pages are mounted.
+#: Under this key, the scope of a page contains the scope that `Application` received. The access resolver gets a
+#: request with the received scope, so that `request.app` is the application that mounts the pages.
 HOST = "reliq.host"
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in a thread, and return its result."""
+    """Call a function in one of the threads for pages, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_threads, function, *args)
 
 
 class WebPage(NamedTuple):
     """
-    One address.
+    A route of the web pages.
 
     Attributes:
-        answer: makes the page; it is called in a thread, because it may wait for Redis.
-        needs: the right that a visitor must have.
+        answer: returns the response; called in a thread, because it may wait for Redis.
+        needs: the right that a visitor needs for this route.
     """
 
     name: str
@@ -111,6 +112,7 @@ PAGES = (
     WebPage("worker", "/workers/{id}", pages.worker),
     WebPage("crons", "/periodic", pages.crons),
     WebPage("cron", "/queues/{queue}/periodic", pages.cron),
+    WebPage("schedules", "/queues/{queue}/schedules", pages.schedules),
     WebPage("account", "/account", pages.account),
     WebPage("doctor", "/doctor", pages.doctor),
     WebPage("check", "/queues/{queue}/check", actions.check, "POST"),
@@ -120,7 +122,7 @@ PAGES = (
     WebPage("run_cron", "/queues/{queue}/run_cron", actions.run_cron, "POST", Access.WRITE),
     *(WebPage(one.name, f"{one.parent}/{one.name}", one.answer, "POST", Access.WRITE) for one in actions.ACTIONS),
 )
-#: Addresses that need no right.
+#: The paths of routes that need no right, by name.
 OTHERS = {
     "login": "/login",
     "enter": "/enter/{once}",
@@ -131,10 +133,10 @@ OTHERS = {
 
 
 class KeptFiles(StaticFiles):
-    """Files that a browser keeps: their addresses have a digest of their contents."""
+    """Static files that a browser may cache for a year, because their URLs contain a digest of their contents."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
-        """Return a file."""
+        """Return a file with the header Cache-Control."""
         response = super().file_response(*args, **options)
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
@@ -142,25 +144,26 @@ class KeptFiles(StaticFiles):
 
 class Application:
     """
-    The pages of one Redis as an ASGI application, to be served, or mounted in another under a prefix.
+    The web pages of one Redis as an ASGI application, to be served alone or mounted in another application.
 
     Args:
-        admin: the Redis: an `Admin`, a URL or a redis-py client; None for RELIQ_URL.
-        access: is called with each request, a Starlette `Request`, and returns the rights of its visitor, with or
-            without a name: `Access.READ`, `Access.WRITE.by("alice")`. It may be async.
-        token: opens the pages too: a person enters it once, a program sends it as `Authorization: Bearer`.
-        grants: the rights of the bearer of the token.
-        login: the URL of your login page, which gets the page's path as `next`. Visitors without any right are sent
-            there; empty: they see an error. With a `token` they are asked for the token.
+        admin: an `Admin`, or the URL or redis-py client of the Redis; None uses RELIQ_URL.
+        access: a function, which may be async. It gets each request as a Starlette `Request` and returns the rights of
+            the visitor, with or without a name: `Access.READ`, `Access.WRITE.by("alice")`.
+        token: a secret that also opens the pages. A person enters it once; a program sends it as
+            `Authorization: Bearer`.
+        grants: the rights of visitors who use the token.
+        login: the URL of your login page. Visitors without any right are redirected to it, with the path of the page as
+            `next`. Without `login`, they see an error. With a `token`, they are asked for the token.
         hosts: the host names under which visitors reach the pages, such as `ops.example.com`; IP addresses and localhost
             need no entry. A request under another name is refused, against DNS rebinding.
-        title: the name in the browser's tab.
+        title: the title of the browser tab.
 
     Attributes:
-        last: the sample of all queues that pages share.
-        tasks: the background tasks.
-        paths: the route's name -> its path.
-        notices: word in the address of a page -> sentence.
+        last: the last sample of all queues, which all pages share.
+        tasks: the background tasks of this process.
+        paths: the paths of the routes, by name.
+        notices: the sentences that a page shows after an action, by the value of the page's query field `done`.
 
     Raises:
         ConfigurationError: neither `access` nor `token` is given; the token is too short; or reliq cannot use the Redis.
@@ -182,7 +185,7 @@ class Application:
     ) -> None:
         if access is None and not token:
             raise ConfigurationError(
-                "set who may see the page: access=..., which is called with each request, or token=..."
+                "set who may see the page: access=..., a function that is called with each request, or token=..."
             )
         logger.addFilter(limiter)
         self.admin = admin if isinstance(admin, Admin) else Admin(admin)
@@ -199,7 +202,7 @@ class Application:
             for page in PAGES
         ]
         routes += [
-            Route(OTHERS["health"], self._health),
+            Route(OTHERS["health"], PlainTextResponse("ok\n"), methods=["GET"]),
             Mount("/static", KeptFiles(directory=STATIC)),
         ]
         if self.token is not None:
@@ -211,7 +214,7 @@ class Application:
         self._inner.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, with headers that confine every page, errors too; refuse a web socket."""
+        """Answer a request; all pages, also errors, get the security headers. A web socket is refused."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -226,17 +229,17 @@ class Application:
         await self._inner({**scope, HOST: scope}, receive, send_with_headers)
 
     def enter_path(self) -> str:
-        """Return a path that lets one browser in, once; without a token, the path of the first page."""
+        """Return a path that logs in the first browser that opens it; without a token, return `/`."""
         return f"/enter/{self.token.once()}" if self.token else "/"
 
     def _safe(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
-        """Return `answer` with a check of the host name, and with a page in place of an exception."""
+        """Wrap `answer`: refuse an unknown host name, and turn an exception into an error page."""
 
         async def endpoint(request: Request) -> Any:
             refusal: Exception = PageError(
-                400,
                 "This host name is not allowed",
                 "Add it to the allowed hosts: reliq web --allowed-host NAME, or web.app(hosts=[...]).",
+                status=400,
             )
             if is_known_host(request.headers.get("host", ""), self._hosts):
                 try:
@@ -251,15 +254,19 @@ class Application:
         visitor = request.scope[VISITOR] = await self._visitor(request)
         if not visitor.may(page.needs):
             if visitor.access:
-                raise PageError(403, "You may only look", f"This needs {page.needs.name}.")
-            raise PageError(403, "You may not see this") if self.token is None else PageError(401, "A token is needed")
+                raise PageError("You may not change this", f"This needs {page.needs.name}.", status=403)
+            raise PageError("A token is needed", status=401) if self.token else PageError("No access", status=403)
         form = await _form(request)
         return await in_thread(
             page.answer, RequestContext(self, request, page.name, request.scope["query_string"], form)
         )
 
     async def _visitor(self, request: Request) -> Visitor:
-        """Return the bearer of the token or of a cookie, else the resolver's answer; log its exception, without the text."""
+        """
+        Return the visitor of a request: by token or login cookie, else from the access resolver.
+
+        If the resolver raises, log the exception without its text, which may contain secrets, and raise PageError.
+        """
         if self.token is not None:
             bearer = bearer_of(request)
             cookie = request.cookies.get(self.token.cookie, "")
@@ -274,22 +281,26 @@ class Application:
             place = traceback.extract_tb(error.__traceback__)[-1]
             line = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"
             logger.error("web: the access resolver failed, so the visitor is refused: %s", line)  # noqa: TRY400  one line
-            raise PageError(500, "The page failed", "The log has the error.") from None
+            raise PageError("The access check failed", "The log has the error.", status=500) from None
 
     async def _login(self, token: Token, request: Request) -> Response:
-        """Exchange the token, or the word of an address that was printed, for a cookie."""
+        """
+        Set a login cookie in exchange for the token or for a one-time token.
+
+        The one-time token is part of the address that `reliq web` prints.
+        """
         context = RequestContext(self, request, "login", await _form(request))
         once = context.path.get("once", "")
-        # A browser that prefetches, or a link preview, sends GET too: only POST uses the address up.
+        # A GET does not use up the one-time token, because link previews and browsers that prefetch send GET.
         if request.method != "POST" and (not once or (request.method == "GET" and token.knows(once))):
             entry = context.url("enter", once=once) if once else ""
             return context.page("login.html", failed=False, entry=entry)
         if once and not (request.method == "POST" and token.take(once)):
-            raise PageError(401, "This address was used", "It works once.")
+            raise PageError("This login address was used already", "It works once.", status=401)
         if not once and not token.is_token(context.text("token")):
             logger.warning("web: failed login from %s", context.address)
             await sleep(FAILED_LOGIN_SECONDS)
-            raise PageError(401, "A token is needed", "That is not the token")
+            raise PageError("A token is needed", "That is not the token", status=401)
         response = RedirectResponse(f"{context.root}/", 303)
         response.set_cookie(
             token.cookie,
@@ -311,14 +322,11 @@ class Application:
         response.delete_cookie(token.cookie, path=root or "/")
         return response
 
-    async def _health(self, _request: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
     async def _error(self, request: Request, error: Exception) -> Response:
         return await in_thread(self._refused, request, error)
 
     def _refused(self, request: Request, error: Exception) -> Response:
-        """Return the page of an error."""
+        """Return the error page for an exception, a redirect to the login page, or the form for the token."""
         context = RequestContext(self, request)
         refusal = _refusal(error, request.method)
         is_safe = request.method in SAFE_METHODS
@@ -333,47 +341,54 @@ class Application:
 
 
 def _refusal(error: Exception, method: str) -> PageError:
-    """Return an exception as the page of an error, which shows nothing of an unexpected exception."""
+    """Convert an exception to an error page; log an unexpected exception, and do not show its text."""
     text = str(error)
     match error:
         case PageError():
             return error
         case HTTPException(status_code=HTTPStatus.NOT_FOUND):
-            return PageError(404, "There is no such page")
+            return PageError("There is no such page", status=404)
         case HTTPException():
-            return PageError(error.status_code, "This address does not do that")
+            return PageError("This address does not accept this method", status=error.status_code)
         case RedisUnavailableError():
-            return PageError(503, "Redis does not answer", text, "This page tries again by itself.")
+            return PageError("Redis does not answer", text, "This page tries again by itself.", status=503)
         case ProtocolError():
-            return PageError(503, "Redis holds data that reliq cannot read", text, "`reliq check` names what is wrong.")
+            return PageError("Redis holds data that reliq cannot read", text, "See `reliq check`.", status=503)
         case RedisRefusedError():
             advice = "The page needs the rights of the role `operator`: see `reliq acl`."
-            return PageError(503, "Redis refuses", text, advice)
+            return PageError("Redis refuses", text, advice, status=503)
         case UnknownQueueError():
-            return PageError(404, "There is no such queue", text)
+            return PageError("There is no such queue", text, status=404)
         case ConfigurationError() if method in SAFE_METHODS:
-            return PageError(404, "There is no such thing here", text)
+            return PageError("There is no such thing here", text, status=404)
         case ConfigurationError():
-            return PageError(400, "That cannot be done", text)
-    logger.error("web: a page failed", exc_info=error)
-    return PageError(500, "The page failed", "The log has the error.")
+            return PageError("That cannot be done", text, status=400)
+    logger.error("web: could not answer a request; the visitor gets an error page", exc_info=error)
+    return PageError("The page failed", "The log has the error.", status=500)
 
 
 async def _form(request: Request) -> bytes:
-    """Return the body of a form; raise PageError for a form of another site, a large form, or a body that is no form."""
+    """
+    Return the body of a form; empty for GET and HEAD.
+
+    Raises:
+        PageError: the form comes from another site, is too large, or takes too long; or the body is not a form.
+    """
     if request.method in SAFE_METHODS:
         return b""
     if is_cross_site(request):
-        raise PageError(403, "This came from another site", "A page of another site may not act here.")
+        raise PageError("This form came from another site", "A page of another site may not act here.", status=403)
     if request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
-        raise PageError(415, "That is no form", f"Send {FORM_TYPE}.")
+        raise PageError("The body is not a form", f"Send {FORM_TYPE}.", status=415)
     body = b""
     try:
         async with asyncio.timeout(FORM_SECONDS):
             async for piece in request.stream():
                 body += piece
                 if len(body) > FORM_BYTES:
-                    raise PageError(413, "That form is too large", f"A form has at most {FORM_BYTES:,} bytes.")
+                    raise PageError("The form is too large", f"A form has at most {FORM_BYTES:,} bytes.", status=413)
     except TimeoutError:
-        raise PageError(408, "That form took too long", f"Send it within {FORM_SECONDS:g} seconds.") from None
+        raise PageError(
+            "The form arrived too slowly", f"Send it within {FORM_SECONDS:g} seconds.", status=408
+        ) from None
     return body

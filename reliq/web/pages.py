@@ -1,4 +1,4 @@
-"""The pages that show something: each function reads the values of its template. Pages share one sample of all queues."""
+"""The pages that show data: each function reads the data for its template. All pages share one sample of the queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reliq.errors import ConfigurationError, RedisUnavailableError
 from reliq.message import DEATH_REASONS
 from reliq.redis.commands import BEAT_SECONDS
 from reliq.web.render import redacted
-from reliq.web.request import PageError
+from reliq.web.request import PageError, RequestContext
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,31 +23,32 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from reliq.admin import Admin, Failure, MessagePage, MinuteStats, QueueSample, QueueSnapshot
-    from reliq.web.request import RequestContext
 
-    #: A sample, and queue -> the minutes of the last hour, as its workers stored them.
+    #: A sample of all queues, and for each queue the statistics that workers stored for each minute of the last hour.
     Now = tuple[QueueSample, Mapping[str, Sequence[MinuteStats]]]
 
-#: Pages that are requested within this many seconds show the same sample.
+#: All pages use the same sample for this many seconds, before a page reads Redis again.
 FRESH_SECONDS = 1.0
-#: After this many seconds without a sample, rates come from the minutes that workers store, not from the last sample.
+#: If the last sample is older than this many seconds, rates come from the statistics that workers stored each minute.
 OLD_SECONDS = 15.0
-#: The minutes that workers store are read again after this many seconds.
+#: After how many seconds the statistics that workers stored each minute are read again.
 HISTORY_SECONDS = 10.0
-#: A page of dead letters groups the newest letters that can be read in this many seconds.
+#: The page of dead letters reads the newest dead letters for this many seconds, and groups them by error.
 GROUPS_SECONDS = 0.05
-#: The same, when a visitor asks to look further.
+#: If the visitor asks to group more dead letters, the page reads them for this many seconds.
 FURTHER_SECONDS = 1.0
-#: The page of keys shows this many of the largest.
+#: How many message keys the page of keys shows, the largest first.
 KEYS_SHOWN = 50
-#: The page of every key shows at most this many.
+#: The most message keys that the page of all keys shows.
 EVERY_KEY_LIMIT = 1000
-#: A worker that has not taken a request for its stacks after two of its beats does not answer.
+#: The most schedules that the page of schedules shows.
+SCHEDULES_LIMIT = 200
+#: If a worker does not answer a request for stacks within this many seconds, the worker's page reports this.
 SILENT_SECONDS = 2 * BEAT_SECONDS
 
 
 class LastSample:
-    """The last sample of all queues."""
+    """The last sample of all queues, which the pages share."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -59,7 +60,12 @@ class LastSample:
         self._is_fresh = False
 
     def get(self) -> Now:
-        """Return a sample of the last second; raise RedisUnavailableError if Redis was unavailable within it."""
+        """
+        Return a sample that is at most FRESH_SECONDS old.
+
+        Raises:
+            RedisUnavailableError: Redis is unavailable, or the last read failed less than FRESH_SECONDS ago.
+        """
         with self._lock:
             at = time.monotonic()
             if self._now is not None and self._is_fresh and at < self._at + FRESH_SECONDS * 0.9:
@@ -68,7 +74,8 @@ class LastSample:
                 raise RedisUnavailableError(self._failure)
             self._is_fresh = True
             if at > self._at + OLD_SECONDS:
-                self._watcher = self._admin.watch()  # its first rates are those of the last minute
+                # The first sample of a new watcher has the rates of the last minute.
+                self._watcher = self._admin.watch()
             try:
                 sample = self._watcher.look()
                 if self._now is None or at >= self._history_at + HISTORY_SECONDS:
@@ -77,7 +84,7 @@ class LastSample:
                 else:
                     self._now = sample, self._now[1]
             except RedisUnavailableError as error:
-                # Requests that waited for the lock report the outage, instead of waiting for Redis once more.
+                # Requests that wait for the lock then raise this failure, instead of waiting for Redis again.
                 self._failure = str(error)
                 self._failed_at = time.monotonic()
                 raise
@@ -85,7 +92,7 @@ class LastSample:
             return self._now
 
     def forget(self) -> None:
-        """Have the next page read Redis again, because a visitor has changed something."""
+        """Discard the sample, so that the next page reads Redis and shows a visitor's change."""
         self._is_fresh = False
 
 
@@ -99,7 +106,7 @@ def queue(context: RequestContext) -> Response:
     """Show one queue: its messages by state, and its workers."""
     sample, histories = context.app.last.get()
     view = _view(context, sample)
-    failures: Counter[Failure] = Counter()  # without the texts of their errors; failures that are alike count together
+    failures: Counter[Failure] = Counter()  # how many messages have the same failure, apart from its error text
     for failure in sample.errors:
         if failure.queue == view.queue:
             failures[replace(failure, error="", count=0)] += failure.count
@@ -113,7 +120,11 @@ def queue(context: RequestContext) -> Response:
 
 
 def keys(context: RequestContext) -> Response:
-    """Show the keys of a queue's messages and its limits; one key, the largest, or the first 1,000 of all."""
+    """
+    Show the limits and the message keys of a queue.
+
+    The page shows the largest keys, a single key, or the first 1,000 of all keys.
+    """
     admin = context.admin
     queue = context.queue
     key = context.text("key")
@@ -122,7 +133,7 @@ def keys(context: RequestContext) -> Response:
         lines = list(islice(admin.each_key(queue), EVERY_KEY_LIMIT))
     try:
         limits = admin.limits(queue)
-    except ConfigurationError:  # Redis has limits that make no sense
+    except ConfigurationError:  # the limits in Redis are malformed
         limits = None
     return context.page(
         "keys.html",
@@ -135,35 +146,43 @@ def keys(context: RequestContext) -> Response:
 
 
 def workers(context: RequestContext) -> Response:
-    """Show the workers that are alive, and their running messages."""
-    return context.page("workers.html", workers=context.app.last.get()[0].overview.workers)
+    """Show the live worker processes, and their running messages."""
+    overview = context.app.last.get()[0].overview
+    return context.page("workers.html", workers=overview.workers, unknown=overview.unknown)
 
 
 def worker(context: RequestContext) -> Response:
-    """Show one worker process, and the stacks of its handlers that a visitor has requested."""
+    """Show one worker process, and the stacks of its handlers if a visitor has requested them."""
     worker = context.admin.worker(context.path["id"])
     return context.page("worker.html", worker=worker, silent_seconds=SILENT_SECONDS)
 
 
 def crons(context: RequestContext) -> Response:
-    """Show all periodic entries: the next tick of each, and its missed and skipped ticks."""
+    """Show all periodic jobs: the next tick of each, and its missed and skipped ticks."""
     return context.page("crons.html", entries=context.app.last.get()[0].crons)
 
 
 def cron(context: RequestContext) -> Response:
-    """Show one periodic entry."""
+    """Show one periodic job."""
     name = context.text("name")
     for entry in context.admin.crons([context.queue]):
         if entry.name == name:
             return context.page("cron.html", entry=entry)
-    raise PageError(404, "There is no such periodic entry", f"Queue {context.queue} has none called {name[:80]!r}.")
+    raise PageError("There is no such periodic job", f"Queue {context.queue} has no {name[:80]!r}.", status=404)
+
+
+def schedules(context: RequestContext) -> Response:
+    """Show the stored schedules of a queue whose names start with the field `name`."""
+    prefix = context.text("name")
+    found = context.admin.schedules(context.queue, prefix=prefix, limit=SCHEDULES_LIMIT + 1)
+    return context.page("schedules.html", found=found[:SCHEDULES_LIMIT], is_cut=len(found) > SCHEDULES_LIMIT)
 
 
 def task(context: RequestContext) -> Response:
     """Show the progress of one background task."""
     task = context.app.tasks.get(context.path["id"])
     if task is None:
-        raise PageError(404, "There is no such task", "It ended long ago, or another process runs it.")
+        raise PageError("There is no such task", "It ended long ago, or another process runs it.", status=404)
     return context.page("task.html", task=task)
 
 
@@ -173,13 +192,13 @@ def tasks(context: RequestContext) -> Response:
 
 
 def message(context: RequestContext) -> Response:
-    """Show one message: its state, and its events."""
+    """Show one message: its state and its history."""
     view = context.admin.show(context.queue, context.text("id"))
     return context.page("message.html", message=view if context.shows_bodies else redacted(view))
 
 
 def messages(context: RequestContext) -> Response:
-    """Show the messages of a state, or those that a search finds."""
+    """Show the messages of a state, or only the messages that a search finds."""
     state = context.path["state"]
     if state == "waiting" and not context.text("key"):
         return context.go("keys", queue=context.queue)
@@ -187,19 +206,16 @@ def messages(context: RequestContext) -> Response:
 
 
 def dead(context: RequestContext) -> Response:
-    """Show why messages died, and the dead letters that a search finds."""
-    groups = context.admin.dead_groups(
-        context.queue,
-        where=context.filter("dead"),
-        for_seconds=FURTHER_SECONDS if context.text("further") == "1" else GROUPS_SECONDS,
-    )
+    """Show dead letters grouped by error, and the dead letters that a search finds."""
+    for_seconds = FURTHER_SECONDS if context.text("further") == "1" else GROUPS_SECONDS
+    groups = context.admin.dead_groups(context.queue, where=context.filter("dead"), for_seconds=for_seconds)
     return context.page(
         "dead.html", view=_view(context), groups=groups, reasons=DEATH_REASONS, page=_page(context, "dead")
     )
 
 
 def account(context: RequestContext) -> Response:
-    """Show how many messages came into each queue, and how they ended."""
+    """Show how many messages were published to each queue, and how they ended."""
     overview = context.admin.queues()
     accounts = [
         {"queue": view.queue, "layout": view.layout, "away": view.away, **account_of(view, view.layout)}
@@ -209,23 +225,33 @@ def account(context: RequestContext) -> Response:
 
 
 def doctor(context: RequestContext) -> Response:
-    """Show whether this Redis is fit for queues."""
+    """Show whether this Redis server is fit for queues, as `reliq doctor` does."""
     return context.page("doctor.html", findings=context.admin.doctor())
 
 
 def _view(context: RequestContext, sample: QueueSample | None = None) -> QueueSnapshot:
-    """Return the queue of the address; raise ConfigurationError when there is none."""
+    """
+    Return the snapshot of the queue that the page's URL names.
+
+    Raises:
+        ConfigurationError: the queue does not exist.
+        PageError: the queue cannot be read.
+    """
     layout = context.text("layout") or "reliq"
     for view in (sample or context.app.last.get()[0]).overview.queues:
         if (view.queue, view.layout) == (context.queue, layout):
             return view
     overview = context.admin.queues([context.queue])
     if not overview.queues:
-        raise PageError(503, f"Queue {context.queue} cannot be read", "".join(overview.unreadable.values()))
+        raise PageError(f"Queue {context.queue} cannot be read", "".join(overview.unreadable.values()), status=503)
     return overview.queues[0]
 
 
 def _page(context: RequestContext, state: str) -> MessagePage:
-    """Return a page of messages that the search chooses, without their contents if the visitor may not see them."""
+    """
+    Return a page of the messages that a search finds.
+
+    Bodies, headers and errors are removed unless the page shows them.
+    """
     page = context.admin.page(context.queue, state, context.filter(state), after=context.text("after") or None)
     return page if context.shows_bodies else redacted(page)

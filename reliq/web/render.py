@@ -1,13 +1,14 @@
 """
-The templates, and their values that are not plain: badges, curves, and messages without their contents.
+The templates, and functions that prepare values for them: badges, curves, and messages without their contents.
 
-The contents of messages are removed from a value before a template gets it, unless its visitor asks for them and may see them.
+Bodies, headers and error texts are removed before a template gets a message, unless the visitor asks for them and has
+the right BODIES.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,44 +17,41 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from markupsafe import Markup
 
-from reliq.admin.screens import format_missing, format_number, format_rate, pretty, start_of
-from reliq.message import BARE, Header
+from reliq.admin.screens import format_limit, format_missing, format_number, format_rate, pretty, start_of
+from reliq.message import BARE, Header, Pause
 from reliq.metrics.crons import TICK_LATE_SECONDS
 from reliq.text import clamp_time, format_duration, pluralize, printable, shell_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jinja2.runtime import Context
 
     from reliq.admin import CronState, MinuteStats, QueueSnapshot
-    from reliq.message import Pause
 
 T = TypeVar("T")
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
-#: A message that has waited for this many seconds is late, as in the alerts.
+#: A queue with at least this lateness in seconds gets a warning. The Prometheus alerts have the same limit.
 LATE_SECONDS = 60.0
-#: A message that has waited for this many seconds is much too late, as in the alerts.
+#: A queue with at least this lateness in seconds is marked as bad. The Prometheus alerts have the same limit.
 TOO_LATE_SECONDS = 300.0
-#: The share of deliveries that fail from which a queue gets a warning.
+#: A queue gets a warning if at least this share of its deliveries fails.
 SOME_FAIL = 0.1
-#: The share of deliveries that fail from which a queue is marked as bad.
+#: A queue is marked as bad if at least this share of its deliveries fails.
 MOST_FAIL = 0.5
-#: A curve is drawn in a box of WIDTH x HEIGHT units; the picture is stretched to its place.
+#: The size of a curve in SVG units; the page scales the picture.
 WIDTH = 240.0
 HEIGHT = 60.0
-#: The box of a curve shows this many seconds.
+#: How many seconds the x axis of a curve spans.
 HOUR_SECONDS = 3600.0
-#: Between minutes that are further apart no worker was alive: a gap in the curve.
+#: A curve has a gap where two stored minutes are further apart than this many seconds: no worker ran between them.
 GAP_SECONDS = 150.0
-#: The fields that hold texts of a publisher or a handler.
-CARRIED = {"error", "body", "payload", "headers", "header", "text", "summary"}
+#: The names of fields whose values come from a publisher or a handler; `redacted` empties them.
+CARRIED = {"error", "body", "cursor", "payload", "headers", "header", "text", "summary", "note"}
 
 
 def redacted(value: T) -> T:
-    """Return `value` without bodies, headers and texts of errors, at any depth."""
+    """Return a copy of `value` with empty bodies, headers and error texts, at any depth."""
     result: Any = value
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
@@ -68,7 +66,7 @@ def redacted(value: T) -> T:
 
 
 def _empty(value: Any) -> Any:
-    """Return the empty value of that type."""
+    """Return the empty value of the type of `value`."""
     if isinstance(value, Header):
         return BARE
     if isinstance(value, Mapping):
@@ -77,19 +75,19 @@ def _empty(value: Any) -> Any:
 
 
 class QueueBadge(NamedTuple):
-    """A few words beside a queue; the level is `bad` (red), `warn`, or empty."""
+    """A short remark beside a queue; its level is `bad` (red), `warn`, or empty."""
 
     level: str
     text: str
 
 
 def is_unwatched(view: QueueSnapshot) -> bool:
-    """Return whether messages wait in a queue without a worker, and none is acked."""
+    """Return whether a queue has messages but no worker, and no messages are being acked."""
     return view.workers == 0 and view.alive > 0 and not (view.rates and view.rates.acked)
 
 
 def marks(view: QueueSnapshot) -> list[QueueBadge]:
-    """Return why a queue needs attention, the gravest first; nothing for a healthy queue."""
+    """Return badges with the problems of a queue; empty for a healthy queue."""
     badges = [QueueBadge("bad", "no worker")] if is_unwatched(view) else []
     if view.away:
         badges.append(QueueBadge("bad", format_missing(view.away)))
@@ -110,14 +108,14 @@ def marks(view: QueueSnapshot) -> list[QueueBadge]:
 
 
 def cron_marks(view: CronState) -> list[QueueBadge]:
-    """Return why a periodic entry needs attention; nothing for an entry that ticks."""
+    """Return badges with the problems of a periodic job; empty for a healthy job."""
     badges = []
     if not view.is_served:
         badges.append(QueueBadge("bad", "no worker has it"))
     elif view.late > TICK_LATE_SECONDS:
         badges.append(QueueBadge("bad", f"its tick is {format_duration(view.late)} late"))
     if view.next is None:
-        badges.append(QueueBadge("warn", "its schedule cannot be read here"))
+        badges.append(QueueBadge("warn", "this version of reliq cannot read its schedule"))
     if view.pause is not None:
         badges.append(_paused(view.pause))
     return badges
@@ -129,13 +127,13 @@ def _paused(pause: Pause) -> QueueBadge:
 
 def curve(minutes: Sequence[MinuteStats], numbers: Sequence[float | None], now: float, top: float) -> list[str]:
     """
-    Return the points of a line for each stretch of minutes without a gap, in a box that ends now.
+    Return the SVG points of a curve over the last hour: one line for each part without a gap.
 
     Args:
-        minutes: the oldest first, without minutes that no worker stored.
-        numbers: a number for each of them; None where it is unknown.
-        now: in unix seconds.
-        top: the number that touches the upper edge.
+        minutes: the statistics that workers stored for each minute, oldest first.
+        numbers: the value for each minute; None if unknown.
+        now: the time at the right edge, in unix seconds.
+        top: the value at the upper edge.
     """
     stretches = list[list[str]]()
     last = float("-inf")
@@ -152,17 +150,17 @@ def curve(minutes: Sequence[MinuteStats], numbers: Sequence[float | None], now: 
 
 
 def ages(minutes: Sequence[MinuteStats]) -> list[float | None]:
-    """Return for each minute how long the oldest message had waited: 0 when none waited, None when it is unknown."""
+    """Return the age in seconds of the oldest waiting message for each minute: 0 if none waited, None if unknown."""
     return [minute.oldest if minute.waiting else 0.0 for minute in minutes]
 
 
 def share(part: float, whole: float) -> float:
-    """Return `part` of `whole` in percent."""
+    """Return `part` as a percentage of `whole`, at most 100; 0 if `whole` is 0."""
     return round(min(100.0, 100 * part / whole), 1) if whole > 0 else 0.0
 
 
 def _harmless(value: Any) -> Any:
-    """Return a value that a template prints, without characters that a browser or a terminal obeys."""
+    """Escape control characters in a text that a template prints; return other values unchanged."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -172,7 +170,7 @@ def _date(at: float) -> datetime:
 
 @pass_context
 def _ago(context: Context, at: float) -> str:
-    """Return how long ago `at` was, or in how long it will be, by the page's `now`."""
+    """Format a time in unix seconds relative to the page's `now`: `5m ago` or `in 5m`."""
     seconds = context["now"] - at
     if abs(seconds) < 1:
         return "now"
@@ -181,10 +179,10 @@ def _ago(context: Context, at: float) -> str:
 
 def templates(title: str = "reliq") -> Environment:
     """
-    Return the templates. Every text is escaped; a character that hides or moves others is shown as its escape.
+    Return the templates; they escape HTML, and show control characters as escapes.
 
     Args:
-        title: the name in the head of each page and in the browser's tab.
+        title: the title in the head of each page and of the browser tab.
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -201,6 +199,7 @@ def templates(title: str = "reliq") -> Environment:
         clock=lambda at: f"{_date(at):%d %b %Y, %H:%M:%S} UTC",
         iso=lambda at: f"{_date(at):%Y-%m-%dT%H:%M:%SZ}",
         ago=_ago,
+        listed=format_limit,
         plural=pluralize,
         partial=format_missing,
         body=lambda body: Markup("\n").join(printable(line) for line in pretty(body)),
@@ -215,7 +214,7 @@ def templates(title: str = "reliq") -> Environment:
         cron_marks=cron_marks,
         is_unwatched=is_unwatched,
         typed=shell_command,
-        # Each address has the digest of the file: browsers keep the file for a year.
+        # The URL of each static file contains its digest, because browsers may cache the file for a year.
         digests={path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in STATIC.iterdir()},
     )
     return environment

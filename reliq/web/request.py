@@ -1,4 +1,4 @@
-"""A request as the pages see it: its fields, the rights of its visitor, and the answers to it."""
+"""The context of a request for the functions of pages: its fields, its visitor, and the responses to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from reliq.admin.filters import Filter, duration, headers_of
 from reliq.errors import ConfigurationError
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
-    from starlette.responses import Response
 
     from reliq.admin import Admin
     from reliq.web.application import Application
 
 T = TypeVar("T")
 
-#: The value of the field `raised` for dead letters without an exception.
+#: If the form field `raised` has this value, the search finds only dead letters without an exception.
 NO_PLACE = "-"
-#: The key of a scope under which the application stores the visitor.
+#: The scope key under which the application stores the visitor of a request.
 VISITOR = "reliq.visitor"
 
 
 class PageError(Exception):
-    """The page of an error: its status, its heading, and texts below them."""
+    """An error page: heading, the texts below the heading, and HTTP status."""
 
-    def __init__(self, status: int, heading: str, detail: str = "", *advice: str) -> None:
+    def __init__(self, heading: str, detail: str = "", *advice: str, status: int) -> None:
         super().__init__(heading)
         self.status = status
         self.heading = heading
@@ -43,16 +42,17 @@ class PageError(Exception):
 
 class RequestContext:
     """
-    One request.
+    A request with its visitor and fields.
 
     Args:
-        route: the name of the route; empty for the page of an error.
-        texts: the query and the form, with the fields of the request.
+        route: the name of the route; empty for an error page.
+        texts: the query and the body of the form, which contain the fields of the request.
 
     Attributes:
-        path: the values in the address.
+        path: the parameters in the path, such as the queue.
         root: the prefix under which the pages are mounted.
-        address: the IP address of the client, for log lines; a proxy's header may hold any text.
+        address: the IP address of the client, for log lines. `an unknown address` if it is not an IP address, because
+            the header of a proxy can hold any text.
     """
 
     def __init__(self, app: Application, request: Request, route: str = "", *texts: bytes) -> None:
@@ -71,18 +71,18 @@ class RequestContext:
                 for field in parse_qsl(text.decode("ascii", "replace"), errors="surrogateescape", max_num_fields=1000)
             ]
         except ValueError:
-            raise PageError(400, "Too many fields") from None
+            raise PageError("The form has too many fields", status=400) from None
 
     def text(self, name: str) -> str:
-        """Return the last value of a field; empty when there is none."""
+        """Return the last value of a field; empty if the request does not have the field."""
         return next((value for field, value in reversed(self._fields) if field == name), "").strip()
 
     def texts(self, name: str) -> list[str]:
-        """Return every value of a field that is not empty."""
+        """Return all values of a field except empty values."""
         return [value for field, value in self._fields if field == name and value.strip()]
 
     def value(self, name: str, kind: Callable[[str], T]) -> T | None:
-        """Return a field as `kind` parses it; None when it is empty; raise ConfigurationError for a text that is no number."""
+        """Return a field converted by `kind`; None if it is empty; raise ConfigurationError if it is malformed."""
         text = self.text(name)
         try:
             return kind(text) if text else None
@@ -98,7 +98,7 @@ class RequestContext:
 
     @property
     def admin(self) -> Admin:
-        """The operator's view, in the layout that the address names; raise ConfigurationError for an unknown layout."""
+        """The `Admin` for the layout that the field `layout` names; raises ConfigurationError for an unknown layout."""
         layout = self.text("layout")
         return self.app.admin.in_layout(Layout.parse(layout)) if layout else self.app.admin
 
@@ -108,9 +108,17 @@ class RequestContext:
         return self.text("bodies") == "1" and self.visitor.may(Access.BODIES)
 
     def filter(self, state: str) -> Filter:
-        """Return the filter of a state in the fields; raise PageError if the visitor may not search in contents."""
+        """
+        Return the message filter in the fields of a search.
+
+        Args:
+            state: the state to search in; only dead letters have all fields of the filter.
+
+        Raises:
+            PageError: the search is for bodies, headers or errors, and the visitor does not have the right BODIES.
+        """
         if not self.visitor.may(Access.BODIES) and any(self.texts(name) for name in ("text", "header", "error")):
-            raise PageError(403, "You may not search bodies, headers or errors", "A search reveals their contents.")
+            raise PageError("You may not search bodies, headers or errors", "That reveals their contents.", status=403)
         chosen: dict[str, Any] = {"headers": headers_of(self.texts("header")), "match": self.text("text")}
         chosen["key"] = self.text("key")
         if state == "dead":
@@ -121,13 +129,13 @@ class RequestContext:
         return Filter(**chosen)
 
     def url(self, route: str, **params: Any) -> str:
-        """Return the address of a route, below the prefix; parameters that are not in its path become the query."""
+        """Return the URL of a route with the prefix; parameters that are not in its path go into the query."""
         if "queue" in params:
             params.setdefault("layout", self.text("layout"))
         return self.root + address(self.app.paths[route], params)
 
     def page(self, template: str, code: int = 200, **values: Any) -> Response:
-        """Return a page: a template with the values that every page has, and more."""
+        """Return a page: a template rendered with `values` and the values that all pages share."""
         text = self.app.templates.get_template(template).render(
             url=self.url,
             field=self.text,
@@ -146,23 +154,27 @@ class RequestContext:
         return HTMLResponse(text, code)
 
     def go(self, route: str, **params: Any) -> Response:
-        """Return a redirect to another page."""
+        """Return a redirect to the page of a route."""
         return RedirectResponse(self.url(route, **params), 303)
 
 
 def root_of(request: Request) -> str:
-    """Return the prefix under which the pages are mounted: empty, or for example /ops/reliq."""
+    """Return the prefix under which the pages are mounted, such as /ops/reliq; empty if they are served alone."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 def _segment(value: str) -> str:
-    """Return a value without a slash, and not as `.` or `..`: servers and browsers read these even when escaped once."""
+    """
+    Escape `/`, `.` and `..` in a part of a URL's path; the usual escaping then escapes the result again.
+
+    If these characters were escaped only once, servers and browsers would interpret them.
+    """
     escaped = value.replace("%", "%25").replace("/", "%2F")
     return escaped if value.strip(".") else escaped.replace(".", "%2E")
 
 
 def address(path: str, params: Mapping[str, Any]) -> str:
-    """Return a route's path with `params` in it; other parameters that are not empty become the query."""
+    """Fill parameters into a route's path; other parameters that are not empty go into the query."""
     rest = dict(params)
     for name in params:
         if f"{{{name}:path}}" in path:

@@ -1,4 +1,4 @@
-"""The web pages served by uvicorn until SIGTERM or Ctrl-C."""
+"""Serve the web pages with uvicorn until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
     from reliq.web.application import Application
 
-#: Connections that wait to be accepted.
+#: The backlog of the listening socket: how many connections may wait until the server accepts them.
 WAITING_CONNECTIONS = 128
-#: Connections that are open at once.
+#: The most connections that are open at the same time.
 CONNECTIONS_LIMIT = 256
-#: The head of a request must arrive within this many seconds, and a client must read on within as many.
+#: How many seconds a client may take to send the head of a request, or may pause while it reads an answer.
 HEADER_SECONDS = 10.0
-#: Answers under way have this many seconds to end after SIGTERM.
+#: How many seconds running requests have to finish after SIGTERM.
 LAST_ANSWERS_SECONDS = 3
 
 
 class LimitedConnection(H11Protocol):
     """
-    A connection that is closed when the head of a request, or the client's reading of an answer, takes too long.
+    A connection that is closed if the client sends a request or reads an answer too slowly.
 
-    Above the limit of connections, the oldest connection without a request under way is closed; without such a connection,
-    the new connection.
+    If there are more than CONNECTIONS_LIMIT connections, the oldest idle connection is closed. If all are busy, the new
+    connection is closed.
 
     Attributes:
         opened_at: when the client connected, in monotonic seconds.
@@ -52,11 +52,11 @@ class LimitedConnection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether a request is under way."""
+        """Whether the server is answering a request on this connection."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn declares it
-        """Start a connection."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timer for the head of the first request; if there are too many connections, close one of them."""
         self.opened_at = time.monotonic()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(transport)
@@ -68,28 +68,32 @@ class LimitedConnection(H11Protocol):
             min(idle, key=lambda other: other.opened_at, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read a piece of a request."""
+        """Read a part of a request; the timer runs while the head of a request is incomplete."""
         super().data_received(data)
         self._limit("head", on=not self.is_answering)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection."""
+        """Stop the timers of a closed connection."""
         for name in list(self._timers):
             self._limit(name, on=False)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Stop writing, because the client does not read."""
+        """Stop writing and start a timer, because the client does not read."""
         super().pause_writing()
         self._limit("answer", on=True)
 
     def resume_writing(self) -> None:
-        """Continue writing."""
+        """Continue writing and stop the timer, because the client reads again."""
         super().resume_writing()
         self._limit("answer", on=False)
 
     def _limit(self, name: str, *, on: bool) -> None:
-        """Start or stop a timer that closes the connection; a running timer is not started again."""
+        """
+        Start or stop the timer `name`, which closes the connection.
+
+        A timer that already runs keeps its deadline.
+        """
         if not on and name in self._timers:
             self._timers.pop(name).cancel()
         elif on and name not in self._timers:
@@ -103,11 +107,11 @@ class LimitedConnection(H11Protocol):
 
 class PageServer(uvicorn.Server):
     """
-    Serves the pages.
+    A uvicorn server for the web pages.
 
     Args:
-        proxy: the addresses of trusted proxies, with commas between: their X-Forwarded-For and X-Forwarded-Proto count; None
-            without a proxy.
+        proxy: comma-separated addresses of proxies whose headers X-Forwarded-For and X-Forwarded-Proto are trusted; None
+            trusts no such header.
     """
 
     def __init__(self, app: Application, *, proxy: str | None = None) -> None:
@@ -131,7 +135,7 @@ class PageServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop at SIGTERM and SIGINT, and return: uvicorn itself would raise the signal again."""
+        """Stop the server at SIGTERM or SIGINT. Unlike uvicorn's method, do not raise the signal again afterwards."""
         for number in STOPS:
             handle_signal(number, self._stop)
         yield
@@ -141,10 +145,10 @@ class PageServer(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; raise ConfigurationError when it cannot."""
+    """Return a listening socket; raise ConfigurationError if the address cannot be used."""
     check_int("port", port, most=65535)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small answers at once only where a socket names its protocol: else each waits 40 ms.
+    # With IPPROTO_TCP, asyncio sets TCP_NODELAY; without it, each small answer is delayed by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,6 +163,6 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(app: Application, listener: socket.socket, proxy: str | None = None) -> None:
-    """Serve the pages on a socket until SIGTERM or Ctrl-C; `proxy` as in PageServer."""
+    """Serve the web pages on a listening socket until SIGTERM or Ctrl-C; see `PageServer` for `proxy`."""
     asyncio.run(PageServer(app, proxy=proxy).serve([listener]))
     ignore_stops()

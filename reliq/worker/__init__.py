@@ -9,5 +9,5 @@ One worker process, with a module for each part.
     settler   sends outcomes to Redis and renews leases
     upkeep    promotes, reclaims, publishes periodic jobs, collects dead letters, writes history and the worker record
     loop      runs a part in a thread
-    health    the pulse that the supervisor reads
+    health    writes the health data that the supervisor reads
 """

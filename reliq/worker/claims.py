@@ -1,9 +1,9 @@
 """
 Decide from which shards a process claims, how many messages, and in which order.
 
-`ServedQueues` stores the shard map of each queue, and whether Redis has its declared limits. `QueueClaims` decides when
-a claim from a shard is worth a round trip. `shared_out` divides the free slots among queues by weight, then among
-shards.
+`ServedQueues` stores the shard map of each queue, and whether Redis has the limits that the code declares for the
+queue. `QueueClaims` decides when a claim from a shard is worth a round trip. `shared_out` divides the free slots among
+queues by weight, and then the slots of each queue among its shards.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import logging
 import random
 import time
 from dataclasses import fields, replace
-from itertools import count, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from reliq.errors import ProtocolError, RedisRefusedError, RedisUnavailableError
 from reliq.keys import Keys, token
 from reliq.lua import transitions
-from reliq.lua.transitions import CallNumber, ClaimAnswer, Suspects
+from reliq.lua.transitions import Booking, CallNumber, ClaimAnswer, Suspects
 from reliq.redis.shards import (
     MAP_SECONDS,
     UNREAD,
@@ -33,6 +33,7 @@ from reliq.redis.shards import (
 )
 from reliq.settings import BATCH_LIMIT
 from reliq.text import printable
+from reliq.worker.bookings import Bookings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -45,30 +46,34 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: How often the fences of a queue without a shard map are read.
+#: How often to read the fences of a queue without a shard map. A fence is the Redis key `epoch` of a shard.
+#: Publishers write the epoch of their shard map to it.
 FENCES_SECONDS = 60.0
-#: Every fourth claim starts with retry instead of ready, so that neither list starves the other.
-RETRY_FIRST = 4
-#: A claim skips at most this many suspects to find messages that may start.
+#: Each of four claims first reads one of these lists, in random order. So neither ready nor retry starves, even if a
+#: limit allows only one message in each claim. In a fixed order, the limit could always allow the same list.
+TAKES_FIRST: tuple[Literal["ready", "retry"], ...] = ("retry", "ready", "ready", "ready")
+#: Suspects are messages that may have killed their process. If claims find only suspects that must not start now,
+#: search at most this many messages for a message that may start.
 PASS_OVER_LIMIT = 5000
-#: The longest interval in which a process polls a shard that another process watches. With few workers it is shorter:
-#: together they poll each shard once or twice per second.
+#: The longest interval between two polls of a shard that another process watches.
+#: With few workers the interval is shorter, so that all workers together poll each shard about once per second.
 LONGEST_POLL_SECONDS = 20.0
+#: Each worker process adds this many seconds to the interval between two polls.
 SECONDS_PER_WORKER = 4 / 3
-#: A separate generator, so that an application that seeds `random` gets its expected numbers.
+#: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
 _chance = random.SystemRandom()
 
 
 class ServedQueues:
     """
-    The queues of the handlers with their shards; an unsharded queue has one shard.
+    The shards of the queues that this worker serves; an unsharded queue has one shard.
 
     Args:
         handlers: the handlers of this worker.
-        maps: the shard maps known to this process; updated here.
+        maps: the known shard maps, updated by this class. Each key is the entry of a queue in the queue registry.
 
     Attributes:
-        has_changed: whether a shard map has changed; the fetcher resets it.
+        has_changed: whether a shard map has changed since the fetcher last reset this attribute.
     """
 
     def __init__(self, handlers: Sequence[Handler], maps: dict[str, KnownMap] | None = None) -> None:
@@ -76,11 +81,14 @@ class ServedQueues:
         self.has_changed = False
         self._known = {} if maps is None else maps
         self._entries = {handler.queue.name: handler.queue.keys.entry for handler in handlers}
-        self._asked: list[tuple[Queue[Any], bool]] = []  # queue, and whether its fences are read
+        # The queues of the last call of `questions`, and whether the commands for each queue read its fences.
+        self._asked: list[tuple[Queue[Any], bool]] = []
         self._fences_at = float("-inf")
-        self._limits = {handler.queue.name: handler.queue.limits for handler in handlers if handler.queue.limits}
-        self._unwritten = set(self._limits)  # queues with limits that this process has not yet written
-        self._in_redis: dict[str, str | None] = {}  # the latest answers to `declaration`
+        self._limits = {
+            handler.queue.name: handler.queue.own_limits for handler in handlers if handler.queue.own_limits
+        }
+        self._unwritten = set(self._limits)  # names of queues whose limits this process has not yet written
+        self._in_redis: dict[str, str | None] = {}  # the declared limits that Redis stores, by queue name
 
     def shards(self) -> dict[Keys, Handler]:
         """Return every shard with its handler."""
@@ -95,18 +103,21 @@ class ServedQueues:
         return self._map(name).served > 1
 
     def is_changing(self, name: str) -> bool:
-        """Return whether the number of shards of a queue is being changed."""
+        """Return whether a change of the queue's number of shards is in progress."""
         map = self._map(name)
         return map.was != map.n
 
     def read(self, client: Client) -> None:
         """
-        Read the shard maps of the queues at the start; without read permission, assume one shard.
+        Read the shard maps of the queues when the worker starts.
 
-        If a node is unavailable, the heartbeat reads its queues later; the worker serves the others meanwhile.
+        Without read permission, assume one shard.
+
+        If a node of a Cluster is unavailable, the worker serves the queues of the other nodes. The heartbeat reads the
+        missing maps later.
 
         Raises:
-            ConfigurationError: a queue has another number of shards than `shards=`, or limits and several shards.
+            ConfigurationError: the number of shards differs from `shards=`, or a queue has both limits and several shards.
             RedisUnavailableError: no node is available.
         """
         found = self.take(client.run_all(self.questions()))
@@ -123,8 +134,8 @@ class ServedQueues:
         """
         Return the commands that read shard maps and limits; pass their answers to `take`.
 
-        Once a minute they include the fences of queues without a map. After Redis has lost its data, publishers still
-        use the old map and write it to the fences.
+        Once a minute the commands also read the fences of queues without a map. After Redis has lost its data,
+        publishers still use the old map and write its epoch to the fences.
         """
         now = time.monotonic()
         reads_fences = now >= self._fences_at
@@ -138,7 +149,7 @@ class ServedQueues:
         return [*questions, *(declaration(queue.keys) for queue in queues if queue.name in self._limits)]
 
     def take(self, answers: Sequence[Any]) -> list[Any]:
-        """Store the answers to `questions`; return the answers for shard maps."""
+        """Store the answers to `questions`; return the answers that contain shard maps."""
         rest = iter(answers)
         found = []
         for queue, has_fences in self._asked:
@@ -166,15 +177,17 @@ class ServedQueues:
 
     def write_limits(self, client: Client) -> list[RedisRefusedError]:
         """
-        Write the declared limits that Redis may not have, and log them; return the refusals.
+        Write the declared limits to Redis after the start, and again if Redis has lost them; log changes.
 
-        Limits are written after the start, and again if Redis has lost them. Changes by an operator stay until the code
-        declares other limits.
+        Changes by an operator stay until the code declares other limits.
+
+        Returns:
+            The errors of queues for which Redis refused the command.
         """
         queues = [
-            (handler.queue, handler.queue.limits)
+            (handler.queue, handler.queue.own_limits)
             for handler in self.handlers
-            if handler.queue.limits
+            if handler.queue.own_limits
             and (handler.queue.name in self._unwritten or not self._in_redis.get(handler.queue.name, "unread"))
         ]
         calls = [
@@ -184,7 +197,11 @@ class ServedQueues:
         for (queue, limits), answer in zip(queues, client.run_all(calls) if calls else (), strict=True):
             if isinstance(answer, RedisRefusedError):
                 refused.append(answer)
-                logger.error("queue %s: cannot write the declared limits to Redis: %s", queue.name, answer)
+                logger.error(
+                    "queue %s: cannot write the declared limits, so Redis keeps the limits that it has: %s",
+                    queue.name,
+                    answer,
+                )
             elif not isinstance(answer, Exception):
                 self._unwritten.discard(queue.name)
                 self._in_redis[queue.name] = limits.declaration
@@ -194,18 +211,36 @@ class ServedQueues:
                     logger.info("queue %s: limits written to Redis: %s", queue.name, printable(text))
         return refused
 
+    def declare_shared(self, client: Client) -> None:
+        """
+        Write the shared limits to Redis; they replace the limits of an earlier worker.
+
+        Raises:
+            RedisRefusedError: Redis refuses to write a limit.
+        """
+        limits = list(dict.fromkeys(limit for handler in self.handlers for limit in handler.queue.limits))
+        for limit, answer in zip(limits, client.run_all([transitions.book(one, 0) for one in limits]), strict=True):
+            if isinstance(answer, RedisRefusedError):
+                raise answer
+            if isinstance(answer, Booking) and answer.before:  # bookings log other errors
+                logger.warning(
+                    "limit %s: rate=%s, burst=%s replace %s in Redis and hold for all workers; declare the limit in one "
+                    "place, so that the last worker to start does not change it",
+                    *(limit.name, *limit.declared[:2], printable(answer.before)),
+                )
+
 
 class Capacity(NamedTuple):
     """
-    The number of messages of a queue that can be claimed now.
+    The number of messages of a queue that this process can claim now.
 
     Attributes:
-        slots: the free slots that the queue may use.
-        ahead: the messages that may be prefetched for slots that become free soon.
-        crowded: whether other queues use all slots, and the queue is below its own limit.
-        batch: the messages of one call.
-        rest: the messages missing to fill the current batch.
-        suspects: the suspects of the queue that this process has.
+        slots: the number of free slots that the queue may use.
+        ahead: the number of messages to prefetch for slots that become free soon.
+        crowded: whether the queue may use more slots, but all slots of the process are in use.
+        batch: the largest number of messages in one handler call.
+        rest: the number of messages that an incomplete batch in this process still needs.
+        suspects: how many suspects of the queue are in flight in this process, and how many more may be claimed.
     """
 
     slots: int
@@ -222,18 +257,22 @@ class Capacity(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """The number of messages that can be claimed."""
+        """The number of messages that can be claimed, prefetched messages included."""
         return self.direct + self.ahead
 
     def part(self, messages: int) -> Capacity:
-        """Return the part of this capacity that `messages` messages need."""
+        """Return the part of this capacity that is needed to claim `messages` messages."""
         rest = min(self.rest, messages)
         slots = min(self.slots, -((rest - messages) // self.batch))
         ahead = min(self.ahead, max(0, messages - rest - slots * self.batch))
         return self._replace(slots=slots, rest=rest, ahead=ahead)
 
     def without(self, part: Capacity) -> Capacity:
-        """Return the rest without `part`; it allows no suspects, because the claims for `part` may return some."""
+        """
+        Return the capacity that is left after `part`.
+
+        The returned capacity allows no suspects, because the claim with `part` may use up the allowed suspects.
+        """
         return self._replace(
             slots=self.slots - part.slots,
             rest=self.rest - part.rest,
@@ -242,19 +281,28 @@ class Capacity(NamedTuple):
         )
 
 
-#: The claims of a shard, and its capacity.
+#: A shard from which messages could be claimed, and the capacity for them.
 Offer = tuple["QueueClaims", Capacity]
 
 
 class FairOrder:
-    """Weighted fair queuing: queues take turns by their place; a queue with weight 2 advances half as far per slot."""
+    """
+    Weighted fair queuing for the slots of a process.
+
+    Each queue has a place, a virtual time that grows by 1/weight with each slot that the queue uses. The queue with
+    the lowest place gets the next slot.
+    """
 
     def __init__(self) -> None:
         self._place: dict[str, float] = {}
         self._in_the_round: set[str] = set()
 
     def order(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the places of queues that have work; idle time gives a queue no advantage."""
+        """
+        Return the place (virtual time) of each queue that has work, by name.
+
+        A queue that was idle gets at least the lowest place of the other queues: idle time gives it no advantage.
+        """
         places = [self._place[name] for name in names if name in self._in_the_round]
         start = min(places) if places else max(self._place.values(), default=0.0)
         for name in names:
@@ -264,12 +312,19 @@ class FairOrder:
         return {name: self._place[name] for name in names}
 
     def took(self, name: str, slots: float, weight: int) -> None:
-        """Move a queue back by the slots that it used."""
+        """Advance the place (virtual time) of a queue by the slots that it used."""
         self._place[name] += slots / weight
 
 
 def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: Sequence[float]) -> list[Capacity]:
-    """Return the capacity that each queue may use, so that together they use only free slots."""
+    """
+    Divide the free slots among queues by weight; return the reduced capacity of each queue.
+
+    Args:
+        capacities: the capacity of each queue, as if it could use all free slots.
+        weights: the weight of each queue.
+        places: the place of each queue in the `FairOrder`.
+    """
     given = [0] * len(capacities)
     places = list(places)
     for _ in range(max((capacity.slots for capacity in capacities), default=0)):
@@ -288,21 +343,25 @@ def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: 
 
 class QueueClaims:
     """
-    The claims of one queue or shard.
+    Decide when and how many messages to claim from one shard.
+
+    Redis reports in the answer of each claim how many messages are left, and the decision uses these answers.
 
     Attributes:
         handler: the handler of the queue.
         name: the name of the queue.
-        keys: the shard.
-        place: equal for shards that can share one blocking wait for wake-ups.
+        keys: the Redis keys of the shard.
+        place: a value that is equal for shards that can share one blocking wait for wake-ups.
         hot: whether to claim without waiting for a wake-up.
         must_poll: whether it is time to poll, although no wake-up came.
+        must_only_poll: whether the next poll must leave messages with keys to the process that got the wake-up.
         is_watched_here: whether this process waits for the shard's next due time.
         look_at: the monotonic time of the next poll, if another process watches the shard.
-        waits_for_suspect: whether the remaining messages can only be claimed after a suspect here has ended.
-        asked: the limit of a claim without an answer, which is repeated with the same number; 0 without.
-        behind: the messages left after the last claim.
-        turn: the order among the shards of a queue; the smallest is next.
+        waits_for_suspect: whether no more messages can be claimed until a suspect in this process has ended.
+        asked: the number of messages that the unanswered claim asked for; 0 if the last claim was answered.
+        behind: the number of messages that were left in Redis after the last claim.
+        turn: a sort number; of the shards of a queue, the shard with the lowest number is served next.
+        bookings: the booked starts, if the queue has shared limits; otherwise None.
     """
 
     def __init__(self, handler: Handler, keys: Keys | None = None, lane: str = "") -> None:
@@ -311,32 +370,36 @@ class QueueClaims:
         self.keys = keys or handler.queue.keys
         self.place: Hashable = None
         self.hot = True
-        self.must_poll = True
+        self.must_poll = self.must_only_poll = True
         self.is_watched_here = False
         self.look_at = 0.0
         self.waits_for_suspect = False
         self.asked = 0
         self.behind = 0
         self.turn = 0
-        self._asked_keyed = 0  # the limit of the same claim if the queue has keys
-        self._suspects_held = 0  # at the last claim
+        shared = handler.queue.limits
+        self.bookings = Bookings(shared, f"{self.name}#{self.keys.shard}") if shared else None
+        self._asked_keyed = 0  # the number to use instead of `asked` in a queue with message keys
+        self._suspects_held = 0  # the number of suspects in this process at the last claim
         self._takes_suspects = True  # whether the last claim allowed suspects
         self._number = CallNumber(lane or token(), 1)
-        self._claims = count(1)
-        self._passed_over = 0  # suspects moved to the end of their list since the last claimed message
-        self._careful = False  # do not prefetch: there may be messages that must start at once
+        self._passed_over = (
+            0  # messages searched since the last claimed message; all were suspects that must not start yet
+        )
+        self._first: list[Literal["ready", "retry"]] = []  # the items of TAKES_FIRST that are left for the next claims
+        self._careful = False  # True: do not prefetch, because the next messages may have to start at once
 
     def has_room(self, capacity: Capacity) -> bool:
-        """Return whether a new message could be claimed."""
-        ahead = 0 if self._careful else capacity.ahead
+        """Return whether this process has room for another message, or must repeat a claim."""
+        ahead = 0 if self._careful or self.bookings else capacity.ahead
         return self.asked > 0 or capacity.slots > 0 or capacity.rest > 0 or ahead > 0
 
     def can_claim(self, capacity: Capacity) -> bool:
-        """Return whether a claim could return messages: there is room, also for a suspect if only suspects wait."""
+        """Return whether a claim could return messages: this process has room and waits for no suspect to end."""
         return self.has_room(capacity) and (not self.waits_for_suspect or self.suspect_has_ended(capacity))
 
     def suspect_has_ended(self, capacity: Capacity) -> bool:
-        """Return whether a suspect has ended since the last claim."""
+        """Return whether a suspect in this process has ended since the last claim."""
         return capacity.suspects.held < self._suspects_held
 
     def is_to_be_asked(self, capacity: Capacity) -> bool:
@@ -344,27 +407,45 @@ class QueueClaims:
         return self.must_poll or bool(self.asked) or (self.hot and self.has_room(capacity))
 
     def starves(self, capacity: Capacity) -> bool:
-        """Return whether messages wait in Redis while other queues use all slots."""
+        """Return whether messages of this queue wait in Redis while other queues use all slots."""
         return capacity.crowded and self.hot and not self.must_poll and not self.has_room(capacity)
 
-    def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer]:
-        """Return the next claim; repeat the previous claim if it has no answer."""
+    def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer] | Call[Booking]:
+        """
+        Return the next claim, or the previous claim again if it has no answer.
+
+        In a queue with shared limits, a claim takes at most one message for each start that is booked for now. Without
+        booked starts, return a poll, which claims nothing. If a poll has found messages, return a call that books
+        starts. If a limit counts costs, the claim takes the messages of one handler call; their start is booked later.
+
+        Args:
+            capacity: how many messages this process can claim.
+            watcher: the name that Redis stores if this process becomes the watcher of the shard's due times.
+        """
         if not self.asked:
             ahead = 0 if self._careful else capacity.ahead
             self.asked = min(BATCH_LIMIT, capacity.direct + ahead)
-            # With keys, do not prefetch: each claimed message counts against its limits. A poll without a wake-up
-            # claims nothing, because it could take the permission of a rate limit from the process that got the
-            # wake-up.
-            self._asked_keyed = 0 if self.must_poll else min(BATCH_LIMIT, capacity.direct)
+            # With message keys, do not prefetch, because each claimed message counts against the limits of its key.
+            # A poll without a wake-up claims no such messages: the process that got the wake-up may use the rate limit.
+            self._asked_keyed = 0 if self.must_only_poll else min(BATCH_LIMIT, capacity.direct)
+            if self.bookings and self.bookings.by_cost:
+                self.asked = min(self.asked, capacity.batch)
+                self._asked_keyed = min(self._asked_keyed, capacity.batch)
+            elif self.bookings:
+                most = min(self.behind, BATCH_LIMIT, capacity.direct)
+                self.asked = self._asked_keyed = min(most, self.bookings.starts())
+                if most and not self.asked and not self.must_poll:
+                    return self.bookings.book(most, self.behind)
         self._suspects_held = capacity.suspects.held
         self._takes_suspects = capacity.suspects.narrowest > 0
+        self._first = self._first or _chance.sample(TAKES_FIRST, len(TAKES_FIRST))
         return transitions.claim(
             self.keys,
             self._number,
             limit=self.asked,
             lease_ms=self.handler.lease_ms,
             keyed_limit=self._asked_keyed,
-            first="retry" if next(self._claims) % RETRY_FIRST == 0 else "ready",
+            first=self._first.pop(),
             direct=capacity.slots,
             suspects=capacity.suspects,
             watcher=watcher,
@@ -372,25 +453,34 @@ class QueueClaims:
         )
 
     def looked(self, answer: ClaimAnswer) -> None:
-        """Update the state from the answer of a claim or poll."""
+        """Update the state, except the call number, from the answer of a claim or poll."""
         self.hot = answer.behind > 0
-        self.must_poll = False
+        self.must_poll = self.must_only_poll = False
         self._careful = self._careful or answer.keyed
-        self.behind = answer.behind
+        # In a queue with message keys, `answer.behind` is the number of keys that have messages.
+        self.behind = BATCH_LIMIT * answer.behind if answer.keyed and self.bookings else answer.behind
 
     def answered(self, answer: ClaimAnswer) -> None:
-        """Update the state from the answer of a claim, and number the next claim; a poll (limit 0) keeps the number."""
+        """
+        Update the state from the answer of a claim.
+
+        The call number grows, except after a poll (limit 0).
+        """
         claimed = answer.claimed
         limit = self._asked_keyed if answer.keyed else self.asked
         self.asked = 0
         self.looked(answer)
+        if self.bookings and limit:
+            self.bookings.end(len(claimed))
+            # A claim without messages may mean that the queue is paused: poll before booking the next start.
+            self.behind = self.behind if claimed else 0
         if not limit:
             return
         self._number = self._number.next()
-        self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)  # some messages were skipped
+        self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)  # Redis has skipped messages
         for message in claimed:
             self._careful = self._careful or message.deaths > 0 or message.left <= 0
-        # Messages wait, but none was claimed: the queue is paused, or all of them are suspects.
+        # Messages wait, but Redis returned none: the queue is paused, or the messages are suspects that must not start.
         self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
         others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)
@@ -399,9 +489,10 @@ class QueueClaims:
 
 def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
     """
-    Divide the free slots among the queues by weight, and the share of each queue among its shards.
+    Divide the free slots among the queues by weight, and then among the shards.
 
-    Claims without an answer are repeated.
+    Returns:
+        The shards to claim from, each with its part of the capacity. Shards with an unanswered claim are included.
     """
     queues: dict[str, list[Offer]] = {}
     for offer in hot:
@@ -420,10 +511,11 @@ def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
 
 def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Offer]:
     """
-    Divide the capacity of a queue among its shards that may have work.
+    Divide the capacity of a queue among its shards that may have messages.
 
-    A claim of many messages costs little more than a claim of one. So a shard with enough messages gets everything, and
-    the others follow in the next rounds. Shards with an unknown backlog get equal parts.
+    A claim of many messages costs little more than a claim of one message. So if the first shard has enough messages,
+    it gets the whole capacity, and the other shards follow in the next rounds. Shards with an unknown backlog get equal
+    parts.
     """
     parts: list[Offer] = []
     left = capacity
@@ -435,13 +527,15 @@ def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Off
         left = left.without(part)
     claimed = [claims for claims, part in parts if part.messages]
     for turn, claims in enumerate(reversed(claimed), ordered[-1].turn + 1):
-        claims.turn = turn  # the last shard comes first next time, because it was allowed no suspects
+        claims.turn = turn  # reversed, so that another shard is the first in the next round and may claim suspects
     return parts
 
 
 class PollJitter:
     """
-    Choose when this process polls the shards that others watch: all together, to share round trips.
+    Choose random times at which this process polls the shards that other processes watch.
+
+    All these shards are polled at the same time, to share a round trip.
 
     Args:
         workers: returns the number of worker processes.
@@ -452,7 +546,7 @@ class PollJitter:
         self._next_at = 0.0
 
     def next(self, now: float) -> float:
-        """Return the time of the next round."""
+        """Return the monotonic time of the next poll."""
         if self._next_at <= now:
             seconds = min(LONGEST_POLL_SECONDS, max(1.0, (self._workers() - 1) * SECONDS_PER_WORKER))
             self._next_at = now + seconds * _chance.uniform(0.75, 1.25)

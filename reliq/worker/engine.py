@@ -1,8 +1,8 @@
 """
 The engine of a worker process: create all parts, start them, and stop them in order.
 
-The lifespan is entered before the first claim and left after the last handler. `Drained` checks whether the queues are
-empty, for `--burst`.
+The engine enters the application's lifespan before the first claim and leaves it after the last handler. `Drained`
+checks whether the queues are empty, for `--burst`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from reliq.worker.claims import ServedQueues
 from reliq.worker.fetcher import Fetcher
 from reliq.worker.health import EngineStats
 from reliq.worker.loop import EventQueue, Loop
+from reliq.worker.planner import Planner
 from reliq.worker.runner import AsyncExecutor, ErrorHook, NoteStep, Runner, ThreadExecutor
 from reliq.worker.settler import Renewer, Settler
 from reliq.worker.slots import HandlerCall, HeldDelivery, Inflight
@@ -50,26 +51,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: How long to wait for an async lifespan to end, because a handler may block its event loop.
+#: How long to wait for an async lifespan to end. A handler that blocks the event loop could delay the end forever.
 LEAVE_SECONDS = 10.0
-#: A drain also waits for messages that come due within this time.
+#: A drain (`--burst`) also waits for scheduled messages that are due within this time.
 SOON_SECONDS = 1.0
-#: How often a drain logs the remaining messages, at most.
+#: The interval in which a drain logs the number of remaining messages.
 REPORT_SECONDS = 10.0
-#: How long the settler may settle after the last handler at shutdown.
+#: How long the settler may still settle outcomes at shutdown, after the last handler has ended.
 LAST_SETTLE_SECONDS = 5.0
 #: How often a shutdown logs the number of running handlers.
 STOP_REPORT_SECONDS = 5.0
-#: The shortest time-out of a reply; a blocking wait for messages uses up to 1 s of it.
+#: The shortest time-out for a reply from Redis. It is longer than a blocking wait for messages, which takes up to 1 s.
 LEAST_REPLY_SECONDS = 2.0
 
 
 def enter_lifespan(make: Callable[[], Any], tasks: AsyncExecutor) -> tuple[Any, Callable[[], Any]]:
     """
-    Enter the lifespan; an async lifespan runs in a task on the event loop of the async handlers.
+    Enter the application's lifespan.
+
+    An async lifespan runs in a task on the event loop of the async handlers.
+
+    Args:
+        make: the lifespan function of the application; returns a context manager.
+        tasks: the executor with the event loop.
 
     Returns:
-        The value that the lifespan yields, and a function that leaves it. Exceptions of the lifespan are raised.
+        The value that the lifespan yields, and a function that leaves the lifespan. Exceptions of the lifespan are
+        raised by this function and by the returned function.
     """
     manager = make()
     if not hasattr(manager, "__aenter__"):
@@ -89,7 +97,11 @@ def enter_lifespan(make: Callable[[], Any], tasks: AsyncExecutor) -> tuple[Any, 
 
 
 async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: asyncio.Event) -> None:
-    """Enter `manager`, set its value or exception in `entered`, and leave it when `over` is set."""
+    """
+    Enter the context manager, and leave it when `over` is set.
+
+    The future `entered` gets the value of the context manager, or its exception.
+    """
     try:
         state = await manager.__aenter__()
     except BaseException as error:
@@ -110,36 +122,45 @@ class Drained:
         self._report_at = time.monotonic() + REPORT_SECONDS
 
     def look(self, *, delayed: bool) -> bool:
-        """Return whether all queues are empty; scheduled messages count only with `delayed`."""
+        """
+        Return whether all queues are empty.
+
+        With `delayed`, a queue with messages scheduled for later is not empty.
+        """
         try:
             left = self._left(delayed=delayed)
         except ReliqError as error:
-            left = [f"for Redis: {error}"]
+            left = [f"Redis: {error}"]
         if left and time.monotonic() >= self._report_at:
             self._report_at = time.monotonic() + REPORT_SECONDS
-            logger.info("drain: waiting %s", "; ".join(left))
+            logger.info("drain: waiting for %s", "; ".join(left))
         return not left
 
     def _left(self, *, delayed: bool) -> list[str]:
-        """Describe the remaining messages for the log; empty if none are left."""
+        """
+        Return texts for the log about the remaining messages; empty if no messages remain.
+
+        Messages of queues are included only if this process has no messages.
+        """
         if held := len(self._inflight.deliveries()):
-            return [f"for {pluralize(held, 'message')} held here"]
+            return [f"{pluralize(held, 'message')} in this process"]
         shards = self._served.shards()
         left = []
         for keys, counts in zip(shards, self._answers([transitions.counts(keys) for keys in shards]), strict=True):
             if counts.alive and not counts.paused and (delayed or self._is_due(keys, counts)):
                 states = ("ready", "retry", "waiting", "unack", "pending", "garbage")
                 counted = [f"{count} {state}" for state in states if (count := getattr(counts, state))]
-                left.append(f"for {keys.name}: {', '.join(counted)}")
+                left.append(f"{keys.name}: {', '.join(counted)}")
         return left
 
     def _is_due(self, keys: Keys, counts: Counts) -> bool:
         """Return whether a message of a queue can run now or soon, or is leased."""
-        # In a queue with keys, due messages may be throttled: only a claim shows whether a message may start.
+        # In a queue with message keys, due messages may be throttled: only a claim shows whether a message may start.
         if counts.garbage or (counts.due and not counts.keyed):
             return True
         soon = time.time() + SOON_SECONDS
-        # In the order in which messages move, so that the last count sees messages that other workers moved.
+        # The commands follow the order in which messages move through the states.
+        # So a message that another worker moves meanwhile is found at least once.
         (moved, next_in_ms), look, unack, last = self._answers(
             [
                 transitions.promote(keys),
@@ -165,10 +186,22 @@ class Engine:
     Messages pass through fetcher, runner and settler. Meanwhile the renewer renews leases, the scheduler makes due
     messages claimable, and the ticker publishes periodic jobs. Call `start` and `stop` only once.
 
+    Args:
+        handlers: the registered handlers.
+        connection: the connection to Redis.
+        settings: the settings of the worker.
+        lifespan: returns the application's context manager around all handler calls; None without a lifespan.
+        middleware: the middleware of the consumer, the outermost first.
+        observers: the observers of the consumer.
+        on_error: the hooks of `Consumer.on_error`.
+        periodic: the periodic jobs to publish.
+        relay: the outbox relay to run in this process; None without a relay.
+
     Attributes:
         inflight: the deliveries of this process.
         stopping: set when the shutdown begins.
-        is_drained: returns whether this process and all queues are empty; scheduled messages count with `delayed`.
+        is_drained: returns whether this process and all queues are empty. With `delayed=True`, a queue with messages
+            scheduled for later is not empty.
         unfinished: deliveries that were interrupted or could not be returned; None until the grace period is over.
     """
 
@@ -231,6 +264,7 @@ class Engine:
             "janitor": Janitor(client, served, connection, self._heartbeat.workers).step,
             "heartbeat": self._heartbeat.step,
             "fetcher": self._fetcher.step,
+            "planner": Planner(client, [handler.queue.keys for handler in handlers]).step,
         }
         if periodic:
             steps["ticker"] = Ticker(client, periodic).step
@@ -253,8 +287,8 @@ class Engine:
 
         Args:
             entered: called after the lifespan is entered, before the first claim.
-            before_call: called before each handler call, in the thread of the call.
-            note_step: called around each step of a coroutine handler; see `AsyncExecutor`.
+            before_call: called before each handler call, in the thread that runs the handler.
+            note_step: called before and after each step of a coroutine handler; see `AsyncExecutor`.
 
         Raises:
             ConfigurationError: Redis is too old, or may evict messages.
@@ -265,6 +299,7 @@ class Engine:
         self._served.read(self._client)
         if refused := self._served.write_limits(self._client):
             raise refused[0]
+        self._served.declare_shared(self._client)
         self._tasks.note_step = note_step
         self._tasks.start()
         try:
@@ -281,7 +316,9 @@ class Engine:
 
     def stop(self, grace_seconds: float) -> list[HeldDelivery]:
         """
-        Shut down gracefully: stop claiming, return prefetched messages, let handlers finish, and settle.
+        Shut down gracefully: stop claiming, let handlers finish, and settle.
+
+        Prefetched messages are returned to Redis immediately.
 
         Returns:
             The deliveries that still run after `grace_seconds`; they are redelivered when their leases expire.
@@ -318,7 +355,7 @@ class Engine:
         return cut_off
 
     def stop_claiming(self) -> None:
-        """Stop claiming and return prefetched messages; may be called again."""
+        """Stop claiming and return prefetched messages to Redis; may be called more than once."""
         fetcher = self._loops["fetcher"]
         fetcher.stop()
         self.inflight.close()
@@ -335,7 +372,8 @@ class Engine:
         """
         Return whether this process must be replaced by a new process.
 
-        That is the case if a part has stopped, or if hung handlers use half of the slots or all busy slots.
+        It must be replaced if a part has stopped, or if hung handlers use at least half of all slots, or if all running
+        handlers hang.
         """
         if dead := self.dead_parts():
             logger.critical("worker: the %s stopped unexpectedly; this process will be replaced", ", ".join(dead))
@@ -344,7 +382,7 @@ class Engine:
         return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 
     def dead_parts(self) -> list[str]:
-        """Return the names of parts that have stopped unexpectedly; normally none."""
+        """Return the names of the parts that have stopped unexpectedly; normally an empty list."""
         if self.stopping.is_set():
             return []
         parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {
@@ -352,7 +390,7 @@ class Engine:
             "threads of handlers": self._threads,
             "event loop": self._tasks,
         }
-        if self.inflight.closed:  # these parts stop when claiming stops
+        if self.inflight.closed:  # the fetcher and the threads of handlers stop when claiming stops
             del parts["fetcher"], parts["threads of handlers"]
         return [name for name, part in parts.items() if not part.is_running]
 
@@ -384,16 +422,22 @@ class Engine:
 
 def reply_seconds(handlers: Sequence[Handler]) -> float:
     """
-    Return the time-out of a reply in seconds; after it, the call is repeated on a new connection.
+    Return the time-out for a reply from Redis in seconds.
 
-    A claim that is answered later than the shortest lease is useless, because its messages are redelivered by then.
+    After the time-out, the client repeats the call on a new connection.
+
+    A time-out longer than the shortest lease is useless: the leases of claimed messages have expired by then.
     """
     shortest = min((handler.lease_seconds for handler in handlers), default=WORKER_TIMEOUT_SECONDS)
     return min(WORKER_TIMEOUT_SECONDS, max(LEAST_REPLY_SECONDS, shortest))
 
 
 def check_server(client: Client, *, allow_eviction: bool) -> None:
-    """Raise ConfigurationError if a server is older than 6.2 or may evict messages; log servers that hide it."""
+    """
+    Raise ConfigurationError if a Redis server is not supported or may evict messages.
+
+    If a server does not permit the check, log a warning and continue.
+    """
     answers = client.run_everywhere([commands.server_facts(section) for section in ("server", "memory")])
     errors = {name: error for name, facts in answers.items() for error in facts if isinstance(error, Exception)}
     for name, error in errors.items():
@@ -402,11 +446,11 @@ def check_server(client: Client, *, allow_eviction: bool) -> None:
         logger.warning("worker: cannot check the Redis server%s; continuing: %s", f" {name}" * bool(name), error)
     for name in answers.keys() - errors.keys():
         server, memory = answers[name]
-        ServerVersion.read(server).check()
+        ServerVersion.check(server)
         policy = memory.get("maxmemory_policy", "noeviction")
         if policy != "noeviction" and not allow_eviction:
+            redis = f"Redis {name}".strip()
             raise ConfigurationError(
-                "Redis may evict messages: maxmemory-policy must be noeviction, not "
-                f"{policy}{f' at {name}' * bool(name)}; "
-                f"set it, or start with --allow-eviction if losing messages is acceptable"
+                f"{redis} may evict messages: maxmemory-policy must be noeviction, not {policy}; "
+                f"set it {commands.PLACES}, or start with --allow-eviction if losing messages is acceptable"
             )

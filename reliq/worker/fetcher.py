@@ -1,8 +1,10 @@
-"""The fetcher of a worker: claim messages of all queues, read their bodies, and wait for new messages."""
+"""The fetcher of a worker: claim messages, read their bodies, and wait for new messages."""
 
 from __future__ import annotations
 
 import logging
+import math
+import random
 import time
 from collections import Counter
 from contextlib import suppress
@@ -10,12 +12,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from reliq.errors import RedisRefusedError, RedisUnavailableError, ReliqError
-from reliq.handlers.settlement import EXPIRED, RELEASED, HandlerOutcome
+from reliq.handlers.settlement import EXPIRED, LOOP_BLOCKED, RELEASED, HandlerOutcome
 from reliq.keys import Keys, token
-from reliq.lua.transitions import NOT_WATCHING
+from reliq.lua.transitions import NOT_WATCHING, Booking, ClaimAnswer
 from reliq.receive.bodies import BodyReader, Read
 from reliq.redis import commands
 from reliq.text import join_first
+from reliq.worker.bookings import LATE_SECONDS, VOID_SECONDS
 from reliq.worker.claims import FairOrder, Offer, PollJitter, QueueClaims, ServedQueues, shared_out
 from reliq.worker.loop import REPLY_LAG_SECONDS, QueueBackoff
 from reliq.worker.slots import HeldDelivery, Inflight, deliveries_of
@@ -24,40 +27,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from reliq.redis.client import Client
+    from reliq.redis.commands import Call
     from reliq.redis.wakeups import WakeTokens
+    from reliq.worker.bookings import Bookings
     from reliq.worker.upkeep import Scheduler
 
 logger = logging.getLogger(__name__)
 
+#: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
+_chance = random.SystemRandom()
 
-#: How often every queue is polled; this bounds the delay after a lost wake-up or a publish by the Go library.
+
+#: How often every queue is polled. So messages start soon even if a wake-up is lost, or if they were published by the
+#: Go library, which sends no wake-ups.
 POLL_SECONDS = 1.0
-#: How often wake-ups of idle queues are checked while other queues are busy.
+#: How often wake-ups of idle queues are checked while the fetcher is busy with other queues.
 GLANCE_SECONDS = 0.05
-#: If a wait ends sooner, wake-ups come faster than the fetcher takes them.
+#: If a wait for wake-ups ends within this time, wake-ups probably arrive faster than the fetcher reads them.
 RUSH_SECONDS = 0.001
+#: How long a process leaves half of a queue's wake-ups to other processes, after a message of an unknown task.
+UNKNOWN_SECONDS = 30.0
 #: Log a warning if no slot became free for this long while messages wait.
 HELD_SECONDS = 30.0
 
 
 class Fetcher:
     """
-    Claim messages in rounds: at once from queues known to have messages (hot), else after a wake-up.
+    Claim messages in rounds.
 
-    A round without a reply is repeated with the same call numbers, and Redis returns the same answer. A wait for
-    wake-ups also ends when a queue without free slots gets one (see `Inflight.watch`).
+    A round claims at once from queues known to have messages (hot), and from other queues after a wake-up.
+
+    If a round gets no reply, its calls are repeated with the same numbers, and Redis returns the same answers. A wait
+    for wake-ups also ends when a queue that had no free slot can use a slot again (see `Inflight.watch`).
 
     Args:
         client: the client for all calls.
         served: the queues and their shards.
         inflight: the deliveries and slots of this process.
-        scheduler: gets the due times that claims return.
-        submit: called with deliveries that have their bodies.
-        settle: called with deliveries and an outcome.
+        scheduler: stores the due times that claims return.
+        submit: called with deliveries whose bodies are read, to run their handlers.
+        settle: called with deliveries and their outcome, to settle them in Redis.
         workers: returns the number of worker processes.
 
     Attributes:
-        last_claim_at: the monotonic time of the last completed round.
+        last_claim_at: the monotonic time of the last completed claim round.
     """
 
     def __init__(
@@ -77,9 +90,15 @@ class Fetcher:
         self._lanes = {handler.queue.name: token() for handler in served.handlers}
         self._claims: dict[Keys, QueueClaims] = {}
         self._queues: list[QueueClaims] = []
-        self._tokens: WakeTokens  # set in the first step
+        self._bookings: list[Bookings] = []  # the booked starts of shards with shared limits
+        self._by_cost: list[tuple[QueueClaims, Bookings]] = []  # the shards with a shared limit by cost
+        self._tokens: WakeTokens  # created by the first `step`
         self._places: dict[Hashable, list[Keys]] = {}
-        self._has_shared_waits = False  # whether several queues share a wait
+        self._has_shared_waits = False  # whether several queues share one wait for wake-ups
+        self._has_tasks = any(handler.routes is not None for handler in served.handlers)
+        # The time until which this process leaves half of a shard's wake-ups to other processes, because it does not
+        # have the task of a message. Otherwise it could get the message again and again.
+        self._unknown_until: dict[Keys, float] = {}
         self._served_at = float("-inf")  # when the shards were last updated
         self._name = token()
         self._poll_jitter = PollJitter(workers)
@@ -98,28 +117,65 @@ class Fetcher:
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
-        """Make one round; return 0, because the round itself waits in Redis or for a slot."""
+        """
+        Make one claim round; return the seconds until the next round.
+
+        Usually the result is 0, because the round itself waits in Redis or for a slot.
+        """
         if self._served.has_changed or time.monotonic() - self._served_at >= POLL_SECONDS:
             self._serve()
         waits = self._backoff.waits
         queues = [queue for queue in self._queues if not waits(queue.keys)] if self._backoff.until else self._queues
+        for bookings in self._bookings:
+            if bookings.rests_until <= time.monotonic():
+                bookings.rests_until = 0.0
+        self._start_held()
+        if self._bookings:
+            resting = {one for one in self._bookings if one.rests_until or one.held}
+            queues = [queue for queue in queues if queue.bookings not in resting]
         hot = self._hot_with_room(queues)
         reads = self._reader.next_reads()
+        booked = [(queue, call) for queue, one in self._by_cost if not waits(queue.keys) and (call := one.book_held())]
         if hot and (self._tokens.standing or len(self._places) > 1):
             self._expect(queues, beside_hot=True)
             self._note_tokens(0.0)
-        if hot or reads:
-            self._claim(hot, reads)
-        elif not queues:
-            return self._backoff.seconds()
-        else:
+        if hot or reads or booked:
+            self._claim(hot, reads, booked)
+        elif queues:
             self._look_around(queues)
+        elif any(one.rests_until for one in self._bookings):
+            self.last_claim_at = time.monotonic()
+            return min(POLL_SECONDS, self._rest_seconds())
+        else:
+            return self._backoff.seconds()
         self.last_claim_at = time.monotonic()
         return 0.0
 
+    def _start_held(self) -> None:
+        """
+        Start the held messages whose booked time has come. Free the slots of held messages that still wait.
+
+        Release messages that are late or cancelled, or whose lease is lost, so that another process may run them.
+        """
+        for queue, bookings in self._by_cost:
+            is_late = bookings.is_due and bookings.is_late(LATE_SECONDS)
+            if gone := [one for one in bookings.held if is_late or one.lost or one.cancelled]:
+                self._settle(self._inflight.withdraw(gone), RELEASED)
+            elif bookings.is_due:
+                self._submit(bookings.take())
+            elif bookings.rests_until or self._backoff.waits(queue.keys):
+                self._inflight.park(bookings.held)
+
+    def _rest_seconds(self) -> float:
+        """Return the seconds until the fetcher may claim again from a waiting shard; infinite if no shard waits."""
+        rests = [self._backoff.seconds()] if self._backoff.until else []
+        now = time.monotonic()
+        rests += [max(0.0, one.rests_until - now) for one in self._bookings if one.rests_until]
+        return min(rests, default=math.inf)
+
     @property
     def refusal(self) -> str:
-        """The reason why the claims of all queues fail; empty if one succeeds."""
+        """The last error if the claims of all queues fail; empty if the claim of any queue succeeds."""
         queues = self._queues
         return self._backoff.last_error if queues and all(self._backoff.has(queue.keys) for queue in queues) else ""
 
@@ -134,12 +190,14 @@ class Fetcher:
             if not known:
                 self._tokens = self._client.wake_tokens()
                 self._inflight.poke = self._tokens.poke
-            # All shards of a queue use the same call sequence name, each with its own numbers.
+            # The claims from all shards of a queue have the same sequence name, but are numbered for each shard.
             self._claims = {
                 keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
                 for keys, handler in handlers.items()
             }
             self._queues = list(self._claims.values())
+            self._bookings = [queue.bookings for queue in self._queues if queue.bookings]
+            self._by_cost = [(queue, one) for queue in self._queues if (one := queue.bookings) and one.by_cost]
             self._places = self._tokens.serve(self._claims)
             self._has_shared_waits = len(self._places) < len(self._claims)
             for place, shards in self._places.items():
@@ -147,9 +205,15 @@ class Fetcher:
                     self._claims[keys].place = place
             for keys in gone:
                 self._scheduler.forget(keys)
+                if bookings := known[keys].bookings:
+                    self._settle(self._inflight.withdraw(bookings.held), RELEASED)
 
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
-        """Return the hot queues that have room; none if it is time to check the other queues."""
+        """
+        Return the hot queues with free capacity.
+
+        The list is empty if it is time to check the other queues too.
+        """
         now = time.monotonic()
         hot = [queue for queue in queues if queue.hot]
         if not hot or now - self._polled_at >= POLL_SECONDS:
@@ -160,22 +224,27 @@ class Fetcher:
         return [offer for offer in zip(hot, capacities, strict=True) if offer[0].is_to_be_asked(offer[1])]
 
     def _look_around(self, queues: list[QueueClaims]) -> None:
-        """Check all queues, then claim messages or wait for a wake-up; if no slot is free, wait for a slot first."""
-        capacities = self._inflight.wait_for_capacity(queues, 0.0 if self._tokens.standing else POLL_SECONDS / 2)
+        """
+        Check all queues, then claim messages or wait for a wake-up.
+
+        If there is no free slot, wait for a slot first.
+        """
+        most = 0.0 if self._tokens.standing else min(POLL_SECONDS / 2, self._rest_seconds())
+        capacities = self._inflight.wait_for_capacity(queues, most)
         offers = list(zip(queues, capacities, strict=True))
         reached = [(queue, capacity) for queue, capacity in offers if queue.has_room(capacity) or capacity.crowded]
         self._log_held_slots([queue.name for queue, capacity in reached if queue.starves(capacity)])
         self._find_hot(reached)
         if hot := [offer for offer in reached if offer[0].is_to_be_asked(offer[1])]:
-            self._claim(hot, [])
-            return
-        if any(queue.has_room(capacity) for queue, capacity in offers):
-            self._expect(queues)
-        elif not self._tokens.standing:
+            self._claim(hot, [], [])
             return
         rest = max(0.0, POLL_SECONDS - (time.monotonic() - self._polled_at))
-        if self._backoff.until:
-            rest = min(rest, self._backoff.seconds())
+        if any(queue.has_room(capacity) for queue, capacity in offers):
+            if not self._expect(queues):
+                rest = 0.0
+        elif not self._tokens.standing:
+            return
+        rest = min(rest, self._rest_seconds())
         if self._inflight.watch([queue for queue, capacity in offers if not queue.can_claim(capacity)]):
             try:
                 self._note_tokens(rest)
@@ -183,27 +252,33 @@ class Fetcher:
                 self._inflight.unwatch()
 
     def _log_held_slots(self, waiting: list[str]) -> None:
-        """Log once which queue uses the slots if no slot became free for long while messages wait."""
+        """
+        Warn once if handlers hold all slots for HELD_SECONDS while messages wait.
+
+        `waiting` contains the names of the queues in which messages wait.
+        """
         runs = self._inflight.runs() if waiting else []
         until = time.monotonic() - HELD_SECONDS
         is_held = len(runs) >= self._inflight.concurrency and all(run.started_at <= until for run in runs)
         if is_held and not self._held_slots_logged:
             ((name, slots),) = Counter(run.handler.queue.name for run in runs).most_common(1)
             logger.warning(
-                "all %d slots have been held for %.0f s, %d of them by queue %s, while messages "
-                "wait in %s: give its handler "
-                "a shorter timeout or a concurrency= limit, or run a separate worker for its queue",
-                *(len(runs), HELD_SECONDS, slots, name, join_first(list(dict.fromkeys(waiting)))),
+                "worker: all %d slots have been held for %.0f s, %d of them by queue %s, while messages wait in %s: "
+                "give the handler of %s a shorter timeout or a concurrency= limit, or run a separate worker for %s",
+                *(len(runs), HELD_SECONDS, slots, name, join_first(list(dict.fromkeys(waiting))), name, name),
             )
         self._held_slots_logged = is_held
 
     def hand_on(self) -> None:
-        """Pass wake-ups and watches of this process on to other processes at shutdown."""
+        """Let other processes take over the due times and wake-ups of this process, at shutdown."""
         if self._queues:
             self._tokens.close()
         requests: list[Any] = []
         for queue in self._queues:
-            # Other processes poll a shard rarely while they assume that this process watches it.
+            if queue.bookings and not queue.asked:
+                queue.bookings.end(0)
+                requests += queue.bookings.unused()
+            # Other processes poll a shard rarely as long as this process is registered as its watcher.
             watches = self._scheduler.watches(queue.keys) or (
                 queue.is_watched_here and self._served.is_sharded(queue.name)
             )
@@ -215,7 +290,12 @@ class Fetcher:
             self._client.run_all(requests)
 
     def _find_hot(self, offers: list[Offer]) -> None:
-        """Mark the queues to claim from: all once a second, and queues with a wake-up or an ended suspect."""
+        """
+        Mark queues as hot, so that the next claim includes them.
+
+        Once a second all queues are marked. A queue whose claims waited for a suspect (a message that may have killed
+        its process) is marked when the suspect has ended.
+        """
         now = time.monotonic()
         is_time = now - self._polled_at >= POLL_SECONDS
         if is_time:
@@ -223,11 +303,13 @@ class Fetcher:
         for queue, capacity in offers:
             poll = is_time and queue.look_at <= now
             queue.must_poll = queue.must_poll or poll
+            # In a hot queue, polls also claim: if rounds take longer than a second, each call for the queue is a poll.
+            queue.must_only_poll = queue.must_only_poll or (poll and not queue.hot)
             if poll or (queue.waits_for_suspect and queue.suspect_has_ended(capacity)):
                 queue.hot = True
         if not self._has_shared_waits or now - self._glanced_at < GLANCE_SECONDS:
             return
-        # No wait is open for queues that share it with a hot queue: check their wake-ups without waiting.
+        # Queues that share their wait with a hot queue do not wait for wake-ups now: read their wake-ups directly.
         waiting = [queue for queue, _ in offers if not queue.hot and queue.place not in self._tokens.standing]
         cold = [queue for queue in waiting if any(self._claims[keys].hot for keys in self._places[queue.place])]
         if cold:
@@ -236,8 +318,16 @@ class Fetcher:
             for queue, token_there in zip(cold, tokens, strict=True):
                 queue.hot = token_there is True
 
-    def _expect(self, queues: list[QueueClaims], *, beside_hot: bool = False) -> None:
-        """Open waits for wake-ups of the queues that are not hot; with `beside_hot`, only waits without a hot queue."""
+    def _expect(self, queues: list[QueueClaims], *, beside_hot: bool = False) -> bool:
+        """
+        Start to wait for wake-ups of queues that are not hot; a hot queue is known to have messages.
+
+        With `beside_hot`, skip waits that include a hot queue.
+
+        Returns:
+            False if a slow node delayed this call, so that some waits were not started. The next round starts them.
+        """
+        began = time.monotonic()
         cold: dict[Hashable, list[Keys]] = {}
         for queue in queues:
             if not queue.hot:
@@ -245,36 +335,53 @@ class Fetcher:
         for place, shards in cold.items():
             if not beside_hot or len(shards) == len(self._places[place]):
                 self._tokens.expect(place, shards)
+                if time.monotonic() - began > GLANCE_SECONDS:
+                    return False
+        return True
 
     def _note_tokens(self, seconds: float) -> None:
-        """Wait for wake-ups; pass wake-ups of queues without room on to other processes."""
+        """
+        Wait for wake-ups and mark their queues as hot.
+
+        If this process has no room for messages of a queue, pass the wake-up on to other processes.
+        """
         began = time.monotonic()
         came, failed = self._tokens.came(seconds)
-        # The wait covered all queues, so the next check can wait, unless wake-ups come very fast.
+        # The wait has checked the wake-ups of all queues. If wake-ups arrive very fast, the next round checks again.
         now = time.monotonic()
         self._glanced_at = 0.0 if came and now - began < RUSH_SECONDS else now
+        if self._unknown_until:
+            left = [keys for keys in came if self._unknown_until.get(keys, now) > now and _chance.random() < 1 / 2]
+            self._tokens.pass_on(left)
+            came = [keys for keys in came if keys not in left]
         heard = [self._claims[keys] for keys in came if keys in self._claims]
         for queue in [*heard, *(self._claims[keys] for keys in failed if keys in self._claims)]:
-            queue.hot = True  # the next claim raises the error of a failed wait
+            queue.hot = True  # also after a failed wait: the next claim then raises the error
         if heard:
             capacities = self._inflight.wait_for_capacity(heard, 0.0)
             self._tokens.pass_on(
                 queue.keys for queue, capacity in zip(heard, capacities, strict=True) if not queue.has_room(capacity)
             )
 
-    def _claim(self, hot: list[Offer], reads: list[Read[HeldDelivery]]) -> None:
-        """Claim from `hot` and send `reads` of earlier claims in one round trip; then submit complete deliveries."""
+    def _claim(
+        self, hot: list[Offer], reads: list[Read[HeldDelivery]], booked: list[tuple[QueueClaims, Call[Booking]]]
+    ) -> None:
+        """
+        Claim from `hot`, read bodies of earlier claims, and book starts, in one round trip.
+
+        Then submit the deliveries whose bodies are complete.
+        """
         asked = shared_out(hot, self._order) if len(hot) > 1 else hot
-        if len(hot) == 1:  # count only rounds with claims
+        if len(hot) == 1:  # for several queues, `shared_out` does this
             self._order.order([hot[0][0].name])
-        requests = [queue.claim(part, self._name) for queue, part in asked]
+        requests = [*(queue.claim(part, self._name) for queue, part in asked), *(call for _, call in booked)]
         sent_at = time.monotonic()
         try:
             answers = self._client.run_all([*(read.request for read in reads), *requests])
         except RedisUnavailableError:
             self._tokens.restart()
             raise
-        failures = self._claimed(asked, answers[len(reads) :], sent_at)
+        failures = self._claimed([*asked, *booked], answers[len(reads) :], sent_at)
         reader = self._reader
         for read, failure in reader.take(reads, answers[: len(reads)]):
             if isinstance(failure, RedisRefusedError):
@@ -283,24 +390,64 @@ class Fetcher:
         if reader.gone:
             self._settle(self._inflight.withdraw(reader.gone), EXPIRED)
             reader.gone = []
-        if reader.ready:  # messages that must start at once come first
-            self._submit(sorted(reader.ready, key=attrgetter("must_start"), reverse=True))
+        if reader.ready:  # submit messages that must start at once before the other messages
+            ready = self._routed(reader.ready) if self._has_tasks else reader.ready
+            if held := {one for _, bookings in self._by_cost for one in bookings.held}:
+                for one in held.intersection(ready):
+                    one.is_read, one.held_since = True, math.inf
+                ready = [one for one in ready if one not in held]
+            self._submit(sorted(ready, key=attrgetter("must_start"), reverse=True))
             reader.ready = []
         for keys, failure in failures:
             self._backoff.note(keys, failure)
             if isinstance(failure, RedisUnavailableError):
-                self._scheduler.spare(keys)  # other workers could not renew their leases there either
+                self._scheduler.spare(keys)  # do not reclaim leases: other workers cannot renew them now
+        if unused := [call for one in self._bookings for call in one.unused()]:
+            self._client.run_all(unused)
 
-    def _claimed(self, asked: list[Offer], answers: Sequence[Any], sent_at: float) -> list[tuple[Keys, Exception]]:
-        """Update the queues from the answers of claims; return the failures."""
+    def _routed(self, ready: list[HeldDelivery]) -> list[HeldDelivery]:
+        """
+        Give each message the handler of its task; return the messages that may start.
+
+        In a queue with plain and coroutine tasks, snooze messages of coroutine tasks while the event loop is blocked.
+        """
+        queues = self._inflight.queues
+        now = time.monotonic()
+        for held in ready:
+            task = held.handler.of(held.delivery.header)
+            if task is held.handler and task.routes is not None:
+                self._unknown_until[held.keys] = now + UNKNOWN_SECONDS
+            held.handler = task
+        blocked = [held for held in ready if held.handler.is_async and queues[held.queue].is_partly_stalled]
+        self._settle(self._inflight.withdraw(blocked), LOOP_BLOCKED)
+        return [held for held in ready if not held.settling]
+
+    def _claimed(
+        self, asked: Sequence[tuple[QueueClaims, object]], answers: Sequence[Any], sent_at: float
+    ) -> list[tuple[Keys, Exception]]:
+        """
+        Update the queues from the answers of claims and bookings.
+
+        Returns:
+            The shards whose claims failed, with the errors.
+        """
         at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
         failures: list[tuple[Keys, Exception]] = []
         for (queue, _), answer in zip(asked, answers, strict=True):
             if isinstance(answer, Exception):
                 failures.append((queue.keys, answer))
                 continue
-            if self._backoff.until:
-                self._backoff.over(queue.keys)
+            one = queue.bookings
+            is_poll = isinstance(answer, ClaimAnswer) and one and not one.by_cost and answer.behind
+            if self._backoff.until and not is_poll:
+                self._backoff.over(queue.keys)  # not after a poll with messages: the booking may still fail
+            if queue.bookings and isinstance(answer, Booking):
+                queue.bookings.answered(answer, sent_at)
+                queue.behind = queue.behind if answer.starts else 0  # no start was booked: poll before the next booking
+                if not answer.starts:
+                    self._settle(self._inflight.withdraw(queue.bookings.held), RELEASED)
+                continue
+            is_void = queue.bookings and queue.bookings.is_late(VOID_SECONDS)
             self._scheduler.note(queue.keys, answer, at)
             queue.is_watched_here = answer.promote_in_ms != NOT_WATCHING
             queue.look_at = 0.0
@@ -311,5 +458,10 @@ class Fetcher:
             if answer.claimed:
                 deliveries = deliveries_of(answer.claimed, queue.handler, sent_at, queue.keys)
                 self._inflight.add(deliveries)
-                self._reader.add(queue.keys, deliveries)
+                if queue.bookings and queue.bookings.by_cost:
+                    queue.bookings.held = deliveries
+                if is_void:
+                    self._settle(self._inflight.withdraw(deliveries), RELEASED)
+                else:
+                    self._reader.add(queue.keys, deliveries)
         return failures

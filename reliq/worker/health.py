@@ -1,4 +1,4 @@
-"""Worker health: the pulse that each process writes, and the checks for `/live` and `/ready`."""
+"""The health data (pulse) that each worker process writes, and the health checks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-#: The default address of the metrics and health page: reachable from this machine only.
+#: The default address of the server for metrics and health checks: reachable from this machine only.
 DEFAULT_HOST = "127.0.0.1"
 #: A process without a completed claim round for this long counts as hung.
 CLAIM_SECONDS = 30.0
-#: The limit for a process that starts, or that cannot reach Redis. Each new attempt to reach Redis counts as a sign of
-#: life, because a restart would not help.
+#: A process that is starting, or that cannot reach Redis, counts as hung after this long.
+#: While Redis is unavailable, each new attempt to reach it counts as a sign of life, because a restart would not help.
 PATIENT_SECONDS = 300.0
-#: Attempts of these parts to reach Redis count as signs of life.
+#: Only attempts of these parts to reach Redis count as signs of life, because these parts claim messages.
 CLAIMING = ("fetcher", "start")
-#: How often the state of a process is sampled.
+#: How often a process reads its own state, for its pulse and its metrics.
 SAMPLE_SECONDS = 0.5
 
-#: The size of the text that explains why a process is not ready.
+#: The most bytes of the text that explains why a process is not ready.
 _UNREADY_BYTES = 200
 
 _FIELDS = struct.Struct(f"dd??{_UNREADY_BYTES}s")
@@ -50,7 +50,7 @@ class EngineStats:
         slots: the number of slots.
         busy_slots: the number of slots in use.
         hung_slots: the number of slots used by handlers that exceeded their timeout and cannot be cancelled.
-        unready: why a started process is not ready; empty if it is ready.
+        unready: the reason why a started process is not ready; empty if it is ready.
     """
 
     last_claim_at: float
@@ -78,9 +78,9 @@ class Pulse:
 
     Args:
         memory: memory shared with the supervisor; None if only this process reads the pulse.
-        at: the offset of the pulse in `memory`.
-        rounds: the word for a round in complaints.
-        seconds: the time without a round after which a ready process counts as hung.
+        at: the offset of the pulse in `memory`, in bytes.
+        rounds: the name of the rounds in the error text about a hung process, for example "claim round".
+        seconds: how long a ready process may go without a completed round before it counts as hung.
     """
 
     kinds = (RedisUnavailable,)
@@ -102,18 +102,22 @@ class Pulse:
             self._write(_Facts(time.monotonic()))
 
     def follow(self, before: Pulse) -> None:
-        """Copy the times of the previous process, so that a process that dies at each start becomes visible."""
+        """
+        Copy the times from the process that this process replaces.
+
+        So if processes die again and again while they start, the worker counts as hung.
+        """
         claimed_at, away_at, *_ = before._read()
         self._write(_Facts(claimed_at, away_at))
 
     def __call__(self, event: Event, /) -> None:
-        """Store the time of an attempt to reach Redis that failed."""
+        """Observe an event: store the time of a failed attempt to reach Redis."""
         if isinstance(event, RedisUnavailable) and event.part in CLAIMING:
             with self._lock:
                 self._write(self._read()._replace(away_at=time.monotonic()))
 
     def note(self, stats: EngineStats | None) -> None:
-        """Write the state of the engine; None before its start and after its stop."""
+        """Write the state of the engine; pass None before the engine starts and after it stops."""
         with self._lock:
             claimed_at, away_at, *_ = self._read()
             if stats is None:
@@ -124,12 +128,16 @@ class Pulse:
                 self._write(_Facts(claimed_at, away_at, ready=True, broken=stats.is_broken, unready=unready))
 
     def beat(self) -> None:
-        """Write that a round is completed; after the first round the process is ready."""
+        """Record a completed round; after its first round the process counts as ready."""
         with self._lock:
             self._write(_Facts(time.monotonic(), ready=True))
 
     def complaint(self, now: float) -> str:
-        """Return why the process should be restarted; empty if it is healthy."""
+        """
+        Return the reason to restart the process; empty if it is healthy.
+
+        `now` is the monotonic time.
+        """
         claimed_at, away_at, ready, broken, _ = self._read()
         if broken:
             return "one of its parts stopped unexpectedly"
@@ -146,19 +154,23 @@ class Pulse:
 
     @property
     def unready(self) -> str:
-        """Why a started process is not ready; empty if it is ready."""
+        """The reason why a started process is not ready; empty if it is ready."""
         return self._read().unready.rstrip(b"\0").decode(errors="replace")
 
     def _read(self) -> _Facts:
         return _Facts(*_FIELDS.unpack_from(self._memory, self._at))
 
     def _write(self, facts: _Facts) -> None:
-        # Write in one piece: `pack_into` would clear the memory first, and the supervisor may read at any moment.
+        # Write all bytes at once: `pack_into` would clear the memory first, and the supervisor may read at any moment.
         self._memory[self._at : self._at + PULSE_BYTES] = _FIELDS.pack(*facts)
 
 
 def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStats | None], None]) -> Loop:
-    """Return a loop that passes the result of `look` to each of `notes`, twice a second."""
+    """
+    Return a loop that passes the state of the process to `notes` twice a second.
+
+    The function `look` returns this state.
+    """
 
     def step() -> float:
         stats = look()
@@ -171,14 +183,14 @@ def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStat
 
 
 def live(pulses: Iterable[Pulse]) -> str:
-    """Return why a worker should be restarted; empty if it is healthy."""
+    """Return the reason to restart a worker; empty if the worker is healthy."""
     now = time.monotonic()
     complaints = [pulse.complaint(now) for pulse in pulses]
     return "; ".join(f"process {number}: {text}" for number, text in enumerate(complaints) if text)
 
 
 def ready(pulses: Iterable[Pulse], redis_answers: Callable[[], bool]) -> str:
-    """Return why a worker is not ready; empty if it is ready."""
+    """Return the reason why a worker is not ready; empty if it is ready."""
     pulses = list(pulses)
     if starting := [str(number) for number, pulse in enumerate(pulses) if not pulse.is_ready]:
         return f"starting: process {', '.join(starting)}"

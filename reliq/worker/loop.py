@@ -1,8 +1,8 @@
 """
 Helpers for the threads of a worker process.
 
-`Loop` repeats the `step` of a part in a thread; a step makes one round and returns the seconds to wait for the next.
-`QueueBackoff` backs off from single queues. `EventQueue` calls observers in their own thread.
+`Loop` repeats the `step` of a part in a thread; a step does one round of work and returns the seconds until the next
+step. `QueueBackoff` stores for which queues a part must wait after an error. `EventQueue` calls observers in a thread.
 """
 
 from __future__ import annotations
@@ -26,23 +26,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The longest wait between two steps: due times of other publishers may be further ahead than a thread can wait.
+#: The longest wait between two steps. The due time of a message may be further away than the longest wait of a thread.
 LONGEST_SLEEP_SECONDS = 3600.0
-#: Due times in an answer count from at most this long after the call was sent, because the answer may have waited for
-#: another server or for this process. Counting too early causes an extra call; counting too late delays messages.
+#: An answer contains the milliseconds until a due time. They are counted from the arrival of the answer, but from this
+#: many seconds after the call if the answer arrives later. A due time that is computed too early causes an extra call;
+#: a due time that is computed too late delays messages.
 REPLY_LAG_SECONDS = 0.005
-#: The most events that wait for slow observers; further events are dropped.
+#: At most this many events wait for slow observers; further events are dropped.
 WAITING_LIMIT = 10_000
-#: How long observers may process waiting events at shutdown.
+#: How long observers may still process waiting events at shutdown.
 CLOSE_SECONDS = 2.0
 
 
 class Loop:
     """
-    Call `step` repeatedly in a thread until it is stopped; back off while it fails.
+    Call `step` repeatedly in a thread until `stop` is called; back off while `step` raises.
 
-    It catches all exceptions and retries, so that a part never stops by an error. `away` is called whenever Redis could
-    not be reached.
+    All exceptions are caught and the step is retried, so that an error never stops a part of the worker.
+
+    Args:
+        name: the name of the part, for the log and the thread.
+        step: does one round of work; returns the seconds until the next step.
+        observers: called with events about the availability of Redis.
+        away: called each time a step could not reach Redis.
     """
 
     def __init__(
@@ -58,7 +64,7 @@ class Loop:
         self._away = away
         self._stopped = threading.Event()
         self._woken = threading.Event()
-        #: Start the next step now, unless the loop backs off.
+        #: End the wait for the next step, unless the loop backs off after an error.
         self.wake = self._woken.set
         self._failures = 0
         self._is_away = False
@@ -69,7 +75,7 @@ class Loop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current step; return immediately."""
+        """Ask the thread to stop after the current step; return immediately."""
         self._stopped.set()
         self._woken.set()
 
@@ -110,16 +116,18 @@ class Loop:
         if isinstance(error, RedisRefusedError):
             notify(self._observers, [RedisRefused("", self._name, str(error))])
         is_login = isinstance(error, LoginError)
-        if not is_login or self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, ...
+        if not is_login or self._failures & (self._failures - 1) == 0:  # log only the 1st, 2nd, 4th, … failure
             trace = None if is_login else error
             logger.error("worker: the %s failed; retrying: %s", self._name, error, exc_info=trace)
 
 
 class QueueBackoff:
     """
-    The backoff of one part from single shards, so that a failing shard does not delay the others.
+    The backoff of one part of the worker for each shard that fails.
 
-    A shard fails if Redis refuses a command for it, or if its node is unavailable.
+    A failing shard does not delay the other shards.
+
+    A shard fails if Redis refuses a command for the shard, or if the node with the shard is unavailable.
 
     Attributes:
         until: the monotonic time of the next attempt, for each failing shard.
@@ -135,7 +143,7 @@ class QueueBackoff:
         self.last_error = ""
 
     def note(self, keys: Keys, error: Exception) -> None:
-        """Back off from a shard after `error`."""
+        """Record a failed attempt with a shard, log it, and delay the next attempt."""
         failures = self._failures[keys] = self._failures.get(keys, 0) + 1
         self.last_error = str(error)
         self.until[keys] = time.monotonic() + seconds_after(RECONNECT, failures)
@@ -146,7 +154,7 @@ class QueueBackoff:
         self._is_back(keys)
         if isinstance(error, RedisRefusedError):
             notify(self._observers, [RedisRefused(keys.name, self._part, str(error))])
-        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+        if failures & (failures - 1) == 0:  # log only the 1st, 2nd, 4th, … failure
             logger.error("queue %s: the %s failed (attempt %d); retrying: %s", keys.name, self._part, failures, error)
 
     def over(self, keys: Keys) -> None:
@@ -157,7 +165,7 @@ class QueueBackoff:
             self._is_back(keys)
 
     def refuses(self, keys: Keys) -> bool:
-        """Return whether the last attempt failed, and not because the node was unavailable."""
+        """Return whether the last attempt failed for another reason than an unavailable node."""
         return keys in self._failures and keys not in self._away
 
     def has(self, keys: Keys) -> bool:
@@ -169,15 +177,19 @@ class QueueBackoff:
         return self.until.get(keys, 0.0) > time.monotonic()
 
     def seconds_of(self, keys: Keys) -> float:
-        """Return the seconds until the next attempt."""
+        """Return the seconds until the next attempt with a shard; 0 if the shard does not fail."""
         return max(0.0, self.until.get(keys, 0.0) - time.monotonic())
 
     def seconds(self) -> float:
-        """Return the seconds until the first attempt of all failing shards; 0 without failing shards."""
+        """Return the seconds until the next attempt with any failing shard; 0 if no shard fails."""
         return max(0.0, min(self.until.values(), default=0.0) - time.monotonic())
 
     def _is_back(self, keys: Keys) -> None:
-        """Notify observers when the last unavailable shard of a queue has answered."""
+        """
+        Note that a shard has answered.
+
+        If no other shard of the queue is unavailable, notify observers.
+        """
         if keys in self._away:
             self._away.discard(keys)
             if not any(shard.name == keys.name for shard in self._away):
@@ -188,10 +200,10 @@ class EventQueue:
     """
     An observer that passes events to other observers in a separate thread, in order.
 
-    So threads that renew leases and settle messages never wait for a slow observer.
+    Because of this thread, threads that renew leases and settle messages never wait for a slow observer.
 
     Attributes:
-        kinds: the classes of events that at least one observer takes.
+        kinds: the event classes that at least one observer accepts.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -215,11 +227,12 @@ class EventQueue:
         elif not self._is_full:
             self._is_full = True
             logger.warning(
-                "observers are too slow: %d events are waiting; dropping new events until they catch up", WAITING_LIMIT
+                "worker: observers are too slow: %d events are waiting; dropping new events until they catch up",
+                WAITING_LIMIT,
             )
 
     def close(self) -> None:
-        """Stop the thread after the waiting events, or after CLOSE_SECONDS."""
+        """Let the thread end after the waiting events; wait for the thread at most CLOSE_SECONDS."""
         self._waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
 

@@ -1,8 +1,8 @@
 """
-Run the handlers of a worker: plain functions on threads, coroutine functions on one event loop.
+Run handlers: plain functions on threads, coroutine functions on one event loop.
 
-`Runner` calls a handler, passes its outcomes to the settler, and reports failures. `ThreadExecutor` and `AsyncExecutor`
-start the calls that have a slot.
+`Runner` makes a handler call, passes the outcomes to the settler, and reports failures. `ThreadExecutor` and
+`AsyncExecutor` start the calls that have a slot.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from reliq.handlers.settlement import (
     answered,
     decoded,
     is_final,
+    kept,
     raised,
     undecodable,
 )
@@ -50,30 +51,31 @@ T = TypeVar("T")
 ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
 #: The return value of a handler, and its exception.
 Returned = tuple[Any, BaseException | None]
-#: Stores which call runs in the event loop now, None after its step; returns the call stored before.
+#: A function that stores which handler call runs in the event loop now (None: no call), and returns the previous value.
 NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
 
 logger = logging.getLogger("reliq")
 
-#: The first failure of each kind is logged with its traceback; at most this many kinds are stored.
+#: The first failure of each kind (queue and source line) is logged with its traceback; remember at most this many kinds.
 KINDS_LIMIT = 1000
 TEXT_HINT = " (text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
-#: The delay of a retry after an answer that is not allowed.
+#: The delay of a retry after a handler returned an answer that is not allowed.
 NONSENSE_MS = 1000
-#: The largest reported lag of a start; publishers may write any due time.
+#: The largest lateness to report for a start. Publishers may write any due time, even decades ago.
 LONGEST_LAG_SECONDS = 7 * 86_400.0
-#: How often the event loop wakes up, at least.
+#: The event loop wakes up at least this often.
 TICK_SECONDS = 1.0
-#: After this many checks without an answer to a ping, the event loop is late: claim no more for it.
+#: After this many checks without an answer to a ping, the event loop is late: claim no more messages for its handlers.
 LATE_LOOKS = 1
-#: After this many checks it is blocked. Checks count instead of seconds, because a suspended machine makes none.
+#: After this many checks without an answer to a ping, the event loop is blocked.
+#: This counts checks and not seconds, because a suspended machine makes no checks.
 BLOCKED_LOOKS = 10
-#: A blocked event loop is logged after this time.
+#: Log a blocked event loop only if the block lasts this long.
 REPORT_BLOCKED_SECONDS = 1.0
 
-#: Lazy iterables, which have not computed any answers yet.
+#: Types of lazy iterables. A batch handler must not return them: they compute the answers after the handler has ended.
 _LAZY = (Generator, AsyncGenerator, map, filter, zip)
-#: One entry for each fork of this process; if a handler forks, it returns in both processes.
+#: Gets an entry in each forked process. If a handler forks, only the parent process may settle the messages.
 _forks: list[None] = []
 os.register_at_fork(after_in_child=lambda: _forks.append(None))
 #: The current handler call, also in tasks that the handler creates.
@@ -81,28 +83,30 @@ _current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("r
 
 
 def is_failure(held: HeldDelivery, outcome: HandlerOutcome) -> bool:
-    """Return whether `outcome` comes from an error, or is a `Nack` without a retry left."""
+    """Return whether `outcome` comes from an error, or is a nack without a retry left."""
     return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
 
 
 class Runner:
     """
-    Run single handler calls: first `begin`, then `run` for plain handlers or `arun` for coroutine handlers.
+    Make one handler call and settle its messages.
 
-    Exceptions of messages, handlers and observers are caught, so that no thread and no slot is lost. Failures are
+    First call `begin`, then `run` for a plain handler or `arun` for a coroutine handler.
+
+    All exceptions of decoders, handlers and observers are caught, so that no thread and no slot is lost. Failures are
     logged and passed to the hooks of `Consumer.on_error`.
 
     Args:
-        settle: called with deliveries and an outcome, or None if each delivery has its own.
+        settle: called with deliveries and their common outcome, or None if each delivery already has an outcome.
         middleware: the middleware of the consumer, the outermost first.
         observers: the observers of the consumer.
         stopping: set when the shutdown begins.
         on_error: the hooks of `Consumer.on_error`.
-        error_text: whether to log texts of exceptions and reasons of answers; they may contain parts of bodies.
+        error_text: whether to log the texts of exceptions and of nacks, which may contain parts of bodies.
 
     Attributes:
         state: the value that the lifespan yielded.
-        before_call: called before each handler call, in its thread.
+        before_call: called before each handler call, in the thread that runs the handler.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class Runner:
         try:
             if jobs := self._jobs(run):
                 answer = contextvars.copy_context().run(self._call, run, jobs)
-        except BaseException as raised_error:  # SystemExit too: a handler must not end the thread
+        except BaseException as raised_error:  # also SystemExit, because a handler must not end the thread
             error = raised_error
         self.end(run, answer, error)
         return answer, error
@@ -148,13 +152,17 @@ class Runner:
                 answer = await self._acall(run, jobs)
         except asyncio.CancelledError as cancelled:
             error = TimeoutError("the handler exceeded its timeout") if run.abandoned else cancelled
-        except BaseException as raised_error:  # SystemExit too: a handler must not end the loop
+        except BaseException as raised_error:  # also SystemExit, because a handler must not end the loop
             error = raised_error
         self.end(run, answer, error)
         return answer, error
 
     def begin(self, run: HandlerCall) -> bool:
-        """Return whether the handler may start; release deliveries with an expired lease."""
+        """
+        Prepare a handler call; return False if no delivery is left.
+
+        Deliveries with an expired lease are released.
+        """
         late = 0
         for held in run.deliveries:
             if held.lost or run.started_at >= held.lease_until:
@@ -167,12 +175,12 @@ class Runner:
                     self.before_call(run)
                 if self._start_observers:
                     notify(self._start_observers, map(_started, run.unanswered))
-            except BaseException:  # noqa: S110  ignore errors of observers; cheaper than `suppress`
+            except BaseException:  # noqa: S110  ignore errors of observers; faster than `suppress`
                 pass
         return run.began
 
     def _jobs(self, run: HandlerCall) -> list[Job[Any]]:
-        """Return the jobs of `run`; messages with undecodable bodies are settled here and left out."""
+        """Return the jobs of `run`. Messages with undecodable bodies are settled and left out."""
         decode = run.handler.codec.decode
         jobs = []
         for held in run.unanswered:
@@ -187,11 +195,11 @@ class Runner:
 
     def end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
         """Settle the deliveries of `run` by the return value or exception of the handler."""
-        if len(_forks) != self._forks:  # the handler has forked, and this is the child process
+        if len(_forks) != self._forks:  # the handler has forked; this is the child process, which must not settle
             os._exit(0)
         deliveries = run.unanswered
         outcomes = dict.fromkeys(deliveries, ACKED)
-        if not (answer is None and error is None):
+        if not (answer is None and error is None) or run.handler.keep_ms:
             try:
                 outcomes = self._outcomes(run, deliveries, answer, error)
             except BaseException as answer_error:
@@ -206,7 +214,7 @@ class Runner:
                 for job in jobs:
                     stack.enter_context(around(job))
             return _done(run.handler.function(*run.arguments(jobs)))
-        return None  # a middleware has dealt with the error
+        return None  # a middleware has suppressed the exception
 
     async def _acall(self, run: HandlerCall, jobs: list[Job[Any]]) -> Any:
         if not self._middleware:
@@ -220,13 +228,13 @@ class Runner:
                     else:
                         stack.enter_context(manager)
             return await run.handler.function(*run.arguments(jobs))
-        return None  # a middleware has dealt with the error
+        return None  # a middleware has suppressed the exception
 
     def _outcomes(
         self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
     ) -> dict[HeldDelivery, HandlerOutcome]:
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
-            # Cancelled by the shutdown, so the messages do not lose a retry.
+            # The shutdown cancelled the handler, so the messages do not lose a retry.
             return dict.fromkeys(deliveries, RELEASED)
         if error is None and run.handler.is_batch:
             if isinstance(answer, _LAZY):
@@ -234,23 +242,27 @@ class Runner:
             if isinstance(answer, list | tuple):
                 if len(answer) != len(deliveries):
                     raise ConfigurationError(
-                        f"a list of answers must be as long as the batch, {len(deliveries)}, not {len(answer)}"
+                        f"a batch handler must return an answer for each message, {len(deliveries)}, not {len(answer)}"
                     )
                 return {held: _outcome(held, each, None) for held, each in zip(deliveries, answer, strict=True)}
         return {held: _outcome(held, answer, error) for held in deliveries}
 
     def _answer(self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any) -> None:
-        """Settle deliveries with `outcomes`; `cause` is the return value or exception of the handler."""
+        """
+        Settle deliveries with `outcomes`, and report failures.
+
+        `cause` is the return value or exception of the handler.
+        """
         seconds = (time.monotonic() - run.started_at) / len(run.deliveries)
-        if run.handler.is_async or not run.abandoned:  # timeouts in threads are reported when they happen
-            is_success = not run.abandoned and list(outcomes.values()).count(ACKED) == len(outcomes)
+        if run.handler.is_async or not run.abandoned:  # the renewer reports the timeout of a plain handler
+            is_success = not run.abandoned and {outcome.kind for outcome in outcomes.values()} == {"ack"}
             observers = self._end_observers
             try:
                 if observers and is_success:
                     observers = [observer for observer in observers if getattr(observer, "wants_success", True)]
                 if observers:
                     notify(observers, [_handled(run, held, outcome, seconds) for held, outcome in outcomes.items()])
-            except BaseException:  # noqa: S110  cheaper than `suppress`, for every message
+            except BaseException:  # noqa: S110  faster than `suppress`, and runs for every message
                 pass
             if not is_success:
                 with suppress(BaseException):
@@ -264,11 +276,15 @@ class Runner:
     def _report(
         self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any, seconds: float
     ) -> None:
-        """Log failed deliveries and call the error hooks; `cause` is the return value or exception of the handler."""
+        """
+        Log failed deliveries and call the error hooks.
+
+        `cause` is the return value or exception of the handler.
+        """
         for held, outcome in outcomes.items():
             if not is_failure(held, outcome):
                 continue
-            # Not isinstance(): an answer may define __class__ and raise there.
+            # `isinstance` could raise, because it reads `__class__`, which a handler's answer may define as a property.
             error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
             with suppress(BaseException):  # exceptions may have methods that raise
                 self._log(run, held, outcome, error, seconds)
@@ -276,18 +292,22 @@ class Runner:
                 payload = held.delivery.payload
                 body: Any = payload
                 try:
-                    with suppress(Exception):  # for an undecodable body, job.body is bytes
+                    with suppress(Exception):  # error hooks get an undecodable body as bytes
                         body = run.handler.codec.decode(payload)
                     job = Job(held, run, body, self.state, self._stopping)
                     hook(job, error, is_final(held.delivery.claimed, outcome))
                 except BaseException as hook_error:
                     name = getattr(hook, "__qualname__", hook)
                     logger.warning(
-                        "on_error hook %s raised an exception, which is ignored: %s", name, placed(hook_error)
+                        "worker: on_error hook %s raised an exception, which is ignored: %s", name, placed(hook_error)
                     )
 
     def report_overrun(self, run: HandlerCall, seconds: float) -> None:
-        """Report a timeout in a thread, with the current stack of the handler; a new thread calls the error hooks."""
+        """
+        Report a plain handler that exceeded its timeout, with its current stack.
+
+        The log and the error hooks run in a new thread, so that the caller is not delayed.
+        """
         frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
         traceback: TracebackType | None = None
         while frame is not None:
@@ -304,8 +324,8 @@ class Runner:
         """
         Log a failed delivery, at ERROR if the message becomes a dead letter, else at INFO.
 
-        The first failure of each kind and dead letters have a traceback. It is formatted here, so that log handlers do
-        not add the text of the exception.
+        Dead letters and the first failure of each kind are logged with a traceback. This method formats the traceback,
+        because log handlers would add the text of the exception, which may contain parts of the body.
         """
         delivery = held.delivery
         final = is_final(delivery.claimed, outcome)
@@ -314,18 +334,18 @@ class Runner:
             return
         kind = "timeout" if run.abandoned else outcome.kind
         verb = {"reject": "was rejected", "timeout": "exceeded its timeout"}.get(kind, "failed")
-        attempt = "a delivery"
+        attempt = "attempt"
         if delivery.attempt is not None:
             attempt = f"attempt {delivery.attempt} of {delivery.attempt + max(0, delivery.claimed.left)}"
         if final:
             consequence = "now a dead letter"
         elif outcome is OVERRAN:
-            consequence = "again when its lease expires"
+            consequence = "retrying when its lease expires"
         elif outcome.delay_ms:
-            consequence = f"again in {format_duration(outcome.delay_ms / 1000)}"
+            consequence = f"retrying in {format_duration(outcome.delay_ms / 1000)}"
         else:
-            consequence = "again at once"
-        text = f"{held.queue} {delivery.id} {attempt} {verb} after {seconds:.3f} s, {consequence}"
+            consequence = "retrying immediately"
+        text = f"queue {held.queue}: message {delivery.id}: {attempt} {verb} after {seconds:.3f} s, {consequence}"
         place = outcome.raised
         error_type = place.partition(" ")[0]
         error_text = place
@@ -353,9 +373,8 @@ class Runner:
         line = printable(f"{text}: {error_text}" if error_text else text) + hint
         exc_info = (type(error), error, error.__traceback__) if final else None
         record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), exc_info, extra={"reliq": fields})
-        if with_trace and not isinstance(
-            error, UndecodableError
-        ):  # its text names the field, and its traceback shows only reliq
+        # The text of an UndecodableError names the invalid field; a traceback would show only reliq's code.
+        if with_trace and not isinstance(error, UndecodableError):
             record.exc_text = traceback_of(error, with_text=self._error_text)
         elif final:
             record.exc_text = type(error).__name__
@@ -363,7 +382,12 @@ class Runner:
 
 
 def _done(answer: Any) -> Any:
-    """Return the answer of a plain handler; raise TypeError for an awaitable, because it was never awaited."""
+    """
+    Return the answer of a plain handler.
+
+    Raises:
+        TypeError: the answer is an awaitable, which a plain handler's thread does not await.
+    """
     if answer is not None and inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
             answer.close()
@@ -374,17 +398,27 @@ def _done(answer: Any) -> Any:
 
 
 def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> HandlerOutcome:
-    """Return the outcome of a delivery; an answer that is not allowed counts as a failure."""
+    """
+    Return the outcome for the handler's answer or exception.
+
+    An answer that is not allowed counts as a failure.
+    """
     settings = held.handler.settings
     attempt = held.delivery.attempt
     try:
-        return answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
+        outcome = answered(answer, attempt, settings) if error is None else raised(error, attempt, settings)
+        keep_ms = held.handler.keep_ms
+        return kept(answer, held.delivery, keep_ms) if keep_ms and outcome is ACKED else outcome
     except BaseException as answer_error:
         return _nonsense(held, answer_error)
 
 
 def _nonsense(held: HeldDelivery, error: BaseException) -> HandlerOutcome:
-    """Return the outcome of an answer that is not allowed; log no texts of other exceptions."""
+    """
+    Return the outcome for an answer that is not allowed, and log it.
+
+    Only the text of a ConfigurationError is logged, because other texts may contain parts of the body.
+    """
     text = "the handler's answer is not allowed"
     place = ""
     with suppress(BaseException):  # exceptions may have methods that raise
@@ -409,7 +443,8 @@ def _handled(run: HandlerCall, held: HeldDelivery, outcome: HandlerOutcome, seco
     id = held.delivery.claimed.id
     failed = is_failure(held, outcome)
     return Handled(
-        held.queue, id, held.delivery.attempt, kind, seconds, outcome.error, outcome.raised, failed, held.trace_id
+        *(held.queue, id, held.delivery.attempt, kind, seconds, outcome.error, outcome.raised),
+        *(failed, held.trace_id, held.handler.task),
     )
 
 
@@ -427,9 +462,9 @@ class ThreadExecutor:
         while len(self._threads) < wanted:
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
-            thread.start()  # if this raises, the next submit tries again
+            thread.start()  # if this raises, the next `submit` tries again to start a thread
             self._threads.append(thread)
-        time.sleep(0)  # let a handler thread start now, not only when the caller waits for Redis
+        time.sleep(0)  # give up the GIL, so that a handler thread starts before the caller waits for Redis
 
     @property
     def is_running(self) -> bool:
@@ -440,7 +475,7 @@ class ThreadExecutor:
         run: HandlerCall | None = None
         while True:
             done = run
-            run = None  # free the slot of `done` only once, even after an exception
+            run = None  # if `next_plain` raises, the next iteration must not free the slot of `done` again
             try:
                 run = self._inflight.next_plain(done)
                 if run is None:
@@ -453,10 +488,10 @@ class ThreadExecutor:
 
 class Steps(Coroutine[Any, Any, Any]):
     """
-    The coroutine of a handler call; it calls `note` before and after each step.
+    A wrapper of a handler's coroutine that calls `note` before and after each step.
 
-    A step may hold the interpreter and let no other thread run, so the note must be written first. Attributes are those
-    of the wrapped coroutine.
+    A step may hold the GIL and let no other thread run. So `note` stores the running call before the step, and the
+    supervisor can report it. Other attributes are delegated to the wrapped coroutine.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], run: HandlerCall, note: NoteStep) -> None:
@@ -471,8 +506,8 @@ class Steps(Coroutine[Any, Any, Any]):
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """Run the next step."""
-        # A task may outlive the handler call that created it.
+        """Run the next step of the coroutine."""
+        # A task may outlive the handler call that created it. After that, its steps do not count for the call.
         is_over = self._run.task is not None and self._run.task.done()
         before = self._note(None if is_over else self._run)
         try:
@@ -481,7 +516,7 @@ class Steps(Coroutine[Any, Any, Any]):
             self._note(before)
 
     def throw(self, *error: Any) -> Any:
-        """Run the next step, which begins with an exception."""
+        """Raise an exception in the coroutine and run its next step."""
         is_over = self._run.task is not None and self._run.task.done()
         before = self._note(None if is_over else self._run)
         try:
@@ -498,7 +533,8 @@ class DaemonThreads(ThreadPoolExecutor):
     """
     Daemon threads for `asyncio.to_thread` in handlers.
 
-    Python waits at exit for the threads of a ThreadPoolExecutor, even longer than the grace period of a worker.
+    At exit, Python waits for the threads of a plain ThreadPoolExecutor without a limit. Daemon threads cannot extend
+    the grace period of a worker.
     """
 
     def __init__(self) -> None:
@@ -509,7 +545,11 @@ class DaemonThreads(ThreadPoolExecutor):
         self._started = 0
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call `function` on an idle or new thread; at the limit, on the next free thread."""
+        """
+        Call `function` on an idle or new thread.
+
+        If the limit of threads is reached, the next free thread calls it.
+        """
         future: Future[T] = Future()
         self._calls.put((future, partial(function, *args, **kwargs)))
         if not self._idle.acquire(blocking=False) and self._started < self._limit:
@@ -534,10 +574,13 @@ class DaemonThreads(ThreadPoolExecutor):
 
 class AsyncExecutor:
     """
-    Run coroutine handlers as tasks on one event loop in a thread; ping the loop to detect that it is blocked.
+    Run coroutine handlers as tasks on one event loop in a thread.
+
+    Pings detect that a handler blocks the loop.
 
     Attributes:
-        note_step: called with the current handler call around each step of its tasks; None to call nothing.
+        note_step: stores the handler call that runs in the event loop (see `NoteStep`). It is called before and after
+            each step of a task. None if steps are not recorded.
     """
 
     note_step: NoteStep | None = None
@@ -546,14 +589,14 @@ class AsyncExecutor:
         self._runner = runner
         self._inflight = inflight
         self._done: list[HandlerCall] = []  # ended calls that still have their slots
-        self._filling = False  # whether a call of `fill` is scheduled
-        self._timer: asyncio.TimerHandle | None = None  # calls `fill` when a batch has lingered
+        self._filling = False  # whether the event loop will soon call `fill`
+        self._timer: asyncio.TimerHandle | None = None  # calls `fill` when the linger time of a batch is over
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
         self._context = contextvars.copy_context()  # each handler call gets a copy
         self._closing = False
         self._ping_lock = threading.Lock()
-        self._pinged_at: float | None = None  # None if the loop has answered
-        self._missed = 0  # checks since then without an answer
+        self._pinged_at: float | None = None  # when the unanswered ping was sent; None without an unanswered ping
+        self._missed = 0  # the number of checks since the unanswered ping
         self._is_block_logged = False
 
     def start(self) -> None:
@@ -570,7 +613,7 @@ class AsyncExecutor:
         return self._thread.is_alive()
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Schedule a call on the event loop from another thread; do nothing if the loop is closed."""
+        """Let the event loop call `function`, from another thread; do nothing if the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
@@ -608,23 +651,23 @@ class AsyncExecutor:
                 try:
                     loop.run_forever()
                 except Exception:
-                    # An error of the loop itself, for example a closed selector, which would occur again immediately.
+                    # The loop itself failed, for example because its selector is closed. A new run would fail too.
                     logger.exception(
                         "worker: the event loop of async handlers is broken; this process will be replaced"
                     )
                     return
-                except BaseException as error:  # SystemExit in a task that a handler created
-                    logger.error("worker: a task tried to end the event loop; ignored: %s", placed(error))  # noqa: TRY400  no text
+                except BaseException as error:  # for example SystemExit in a task that a handler created
+                    logger.error("worker: a task tried to end the event loop; ignored: %s", placed(error))  # noqa: TRY400  a traceback would contain texts of the application
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
     def _tick(self) -> None:
-        """Wake the loop each second, to detect that a handler has closed its selector."""
+        """Wake the loop each second, so that the loop raises an error if a handler has closed the loop's selector."""
         self._loop.call_later(TICK_SECONDS, self._tick)
 
     def fill(self) -> None:
-        """Free the slots of ended calls and start the calls that have slots; runs in the event loop."""
+        """Free the slots of ended calls and start the next calls, in the event loop."""
         self._filling = False
         if self._timer is not None:
             self._timer.cancel()
@@ -642,14 +685,18 @@ class AsyncExecutor:
             self._timer = self._loop.call_later(linger, self.fill)
 
     def _start(self, run: HandlerCall) -> bool:
-        """Create the task of `run`; return False if the task factory of the application raises."""
+        """
+        Create the task of a handler call; return whether it was created.
+
+        If the application's task factory raises, settle the messages of the call.
+        """
         coroutine: Coroutine[Any, Any, None] = self._run(run)
         if self.note_step is not None:
             coroutine = Steps(coroutine, run, self.note_step)
         context = self._context.copy()
         context.run(_current.set, run)
         try:
-            # Not every task factory takes the argument `context`.
+            # Do not use the argument `context` of `create_task`, because some task factories do not accept it.
             run.task = context.run(self._loop.create_task, coroutine)
         except BaseException as error:
             coroutine.close()
@@ -657,7 +704,11 @@ class AsyncExecutor:
         return run.task is not None
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        """Create a task; steps of tasks that a handler creates count as steps of its call."""
+        """
+        Create a task for the event loop.
+
+        If a handler creates the task, its steps are recorded as steps of the handler call.
+        """
         run = _current.get()
         if run is not None and self.note_step is not None and inspect.iscoroutine(coroutine):
             coroutine = Steps(coroutine, run, self.note_step)
@@ -670,14 +721,13 @@ class AsyncExecutor:
             self._free(run)
 
     def _free(self, run: HandlerCall) -> None:
-        """Schedule that the slot of `run` is freed."""
         self._done.append(run)
         if not self._filling:
             self._filling = True
             self._loop.call_soon(self.fill)
 
     def _end_unbegun(self, run: HandlerCall) -> None:
-        if run.unanswered:  # not ended yet
+        if run.unanswered:  # the call is not settled yet
             try:
                 self._runner.end(run, None, asyncio.CancelledError())
             finally:
@@ -685,12 +735,16 @@ class AsyncExecutor:
 
     def watch(self, now: float) -> list[HeldDelivery]:
         """
-        Ping the event loop, or count a missed answer to the last ping.
+        Ping the event loop, or count a missing answer to the last ping.
 
-        It also ends calls with tasks that were cancelled before their first step, because such tasks run no code.
+        Also settle handler calls whose tasks were cancelled before their first step, because such tasks run no code.
+
+        Args:
+            now: the monotonic time.
 
         Returns:
-            If the loop is now blocked, the prefetched messages of async handlers, to be released.
+            The deliveries to release: the prefetched messages of async handlers if the loop has just become blocked,
+            otherwise none.
         """
         for run in self._inflight.runs():
             if run.task is not None and run.task.done() and run.unanswered:
@@ -708,9 +762,8 @@ class AsyncExecutor:
             if self._missed >= BLOCKED_LOOKS and not self._is_block_logged and seconds >= REPORT_BLOCKED_SECONDS:
                 self._is_block_logged = True
                 logger.warning(
-                    "the event loop has not run for %.1f s: a coroutine blocks it. Messages of "
-                    "async handlers stay in Redis "
-                    "until it runs again. Await slow calls, or run them with asyncio.to_thread. It is blocked at:\n%s",
+                    "worker: the event loop has not run for %.1f s, because a coroutine blocks it. Messages of async "
+                    "handlers stay in Redis until it runs again. Await slow calls, or run them with asyncio.to_thread. It is blocked at:\n%s",
                     seconds,
                     "\n".join(f"  {place}" for place in thread_stack(self.thread_id)),
                 )
@@ -720,12 +773,12 @@ class AsyncExecutor:
             return self._inflight.withdraw([held for held in self._inflight.deliveries() if held.handler.is_async])
 
     def _answer(self) -> None:
-        """Record the answer to a ping; runs in the event loop."""
+        """Answer a ping, in the event loop: record that the loop runs."""
         with self._ping_lock:
             if self._missed:
                 self._inflight.note_loop()
             if self._is_block_logged:
-                logger.warning("the event loop runs again")
+                logger.warning("worker: the event loop runs again; async handlers get messages again")
             self._pinged_at = None
             self._missed = 0
             self._is_block_logged = False

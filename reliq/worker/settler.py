@@ -1,4 +1,4 @@
-"""Settle and renew deliveries in Redis: the settler sends outcomes, the renewer renews leases."""
+"""The settler sends outcomes of deliveries to Redis, and the renewer renews leases."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import queue
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from reliq.handlers.handler import Handler
     from reliq.keys import Keys
-    from reliq.lua.transitions import Settled
+    from reliq.lua.transitions import Booking, Settled
     from reliq.redis.client import Client
     from reliq.redis.commands import Call
     from reliq.worker.runner import AsyncExecutor
@@ -33,29 +34,37 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a step of the settler waits for the first outcome.
+#: How long a step of the settler waits for a first outcome.
 FIRST_OUTCOME_SECONDS = 0.5
-#: With few outcomes, a step waits this long for more, to settle several in one round trip. If the worker dies
-#: meanwhile, these messages run twice. It does not wait if the next message of a limited queue could be delayed.
+#: With few outcomes, a step waits this long for more outcomes, to settle them in one round trip.
+#: If the worker dies during this wait, the messages of these outcomes run again.
+#: The step does not wait if the wait could delay a message of a queue with limits.
 GATHER_SECONDS = 0.002
-#: A step does not wait for more outcomes if the last round trip, or the queue, had this many.
+#: A step does not wait for more outcomes if the last round trip settled this many outcomes, or if this many are queued.
 MANY = 20
-#: The most outcomes of a round trip, roughly, because Redis serves no other client meanwhile.
+#: The approximate limit of outcomes in one round trip. Redis serves no other client while it settles them.
 GATHER_LIMIT = BATCH_LIMIT
 #: The longest interval between two checks of the renewer while there are deliveries.
 RENEWER_STEP_SECONDS = 0.05
-#: How long the renewer keeps checking after the last delivery, before it waits for the next.
+#: How often the checkpoints of running jobs are stored. After a kill, a job repeats at most the work of this time.
+CHECKPOINT_SECONDS = 1.0
+#: How long the renewer keeps checking after the last delivery has ended, before it sleeps until the next delivery.
 IDLE_SECONDS = 1.0
-#: A renewal counts as late if this share of the remaining lease has passed.
+#: A renewal is late if it starts after this share of the time between its planned start and the end of the lease.
 LATE_PART = 0.5
 
 
 class Settler:
     """
-    Collect outcomes and settle them together in one round trip; retry until Redis has answered.
+    Collect outcomes and settle them in one round trip; retry until Redis has answered.
 
-    No outcome is dropped before Redis has answered its call, except an outcome that cannot be encoded at all: that
-    message is redelivered when its lease expires.
+    The settler drops an outcome only in two cases: Redis refuses it until the lease has expired, or it cannot be
+    encoded at all. In both cases the message is redelivered when its lease expires.
+
+    Args:
+        client: the client for all calls.
+        inflight: the deliveries of this process.
+        buried: called after a message has failed for good, to collect its dead letter.
     """
 
     def __init__(self, client: Client, inflight: Inflight, buried: Callable[[], None]) -> None:
@@ -64,11 +73,15 @@ class Settler:
         self._buried = buried
         self._waiting: queue.SimpleQueue[Sequence[HeldDelivery]] = queue.SimpleQueue()
         self._unsettled: dict[HeldDelivery, None] = {}
-        self._latest = 0  # the number of outcomes in the last round trip
+        self._latest = 0  # the number of outcomes in the latest round trip
         self._backoff = QueueBackoff("settler", client.observers)
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: HandlerOutcome | None = None) -> None:
-        """Queue `deliveries` to be settled with `outcome`, or with their own outcomes if it is None."""
+        """
+        Queue deliveries to be settled with `outcome`.
+
+        With None, each delivery already has its outcome.
+        """
         for held in deliveries:
             held.settling = True
             if outcome is not None:
@@ -77,18 +90,22 @@ class Settler:
             self._waiting.put(deliveries)
 
     def nudge(self) -> None:
-        """End the current wait for an outcome."""
+        """End the wait of the current step for an outcome."""
         self._waiting.put([])
 
     def step(self) -> float:
-        """Settle the queued outcomes, after a short wait for the first; return 0."""
+        """Settle the queued outcomes, after a short wait for a first outcome; return 0 (no pause)."""
         self._gather()
         if due := self._due():
             self._settle_all(due)
         return 0.0
 
     def _gather(self) -> None:
-        """Take the queued outcomes; wait for the first, and a moment for more if there are few."""
+        """
+        Take the queued outcomes, after a wait for a first outcome.
+
+        If there are few outcomes, wait GATHER_SECONDS for more.
+        """
         room = GATHER_LIMIT - len(self._due())
         try:
             if room == GATHER_LIMIT:
@@ -106,16 +123,20 @@ class Settler:
             return
 
     def _due(self) -> list[HeldDelivery]:
-        """Return the deliveries of shards that are not in backoff."""
+        """Return the deliveries to settle now, without the deliveries of shards in backoff."""
         if not self._backoff.until:
             return list(self._unsettled)
         return [held for held in self._unsettled if not self._backoff.waits(held.keys)]
 
     def _is_place_wanted(self) -> bool:
-        """Return whether a limited queue may wait for these outcomes, because nothing else of it runs here."""
+        """
+        Return whether unsettled outcomes may delay the start of a message in a queue with limits.
+
+        This is likely if the process has unsettled outcomes of the queue, but no other deliveries of the queue.
+        """
         limited = set()
         for held in self._unsettled:
-            limits = held.handler.queue.limits
+            limits = held.handler.queue.own_limits
             if limits is not None and (limits.ordered or limits.per_key or limits.concurrency):
                 limited.add(held.queue)
         if not limited:
@@ -123,8 +144,20 @@ class Settler:
         return bool(limited.difference(held.queue for held in self._inflight.deliveries() if not held.settling))
 
     def _settle_all(self, deliveries: list[HeldDelivery]) -> None:
-        """Send all calls in one round trip. Calls without an answer are repeated later, which is safe."""
+        """
+        Settle deliveries in one round trip.
+
+        If Redis does not answer a call, the call is repeated later. A repeated call settles a message only once.
+        """
         self._latest = len(deliveries)
+        unsaved = [
+            held
+            for held in deliveries
+            if held.checkpoint and held.unsaved and held.outcome.kind not in ("ack", "expired")
+        ]
+        if unsaved:
+            away = self._save(unsaved)
+            deliveries = [held for held in deliveries if held.keys not in away]
         try:
             groups = _grouped(deliveries)
             answers = self._client.run_all([call for call, _ in groups])
@@ -133,16 +166,46 @@ class Settler:
             if isinstance(error, ReliqError) or not self._drop_unsendable(deliveries):
                 raise
             return
+        corrections: list[Call[Booking]] = []
         for (_, group), answer in zip(groups, answers, strict=True):
             if isinstance(answer, Exception):
                 self._try_later(group, answer)
                 continue
-            self._forget(group)
+            again = settlement.unsettled(group, answer)  # in the next step
+            ended = [held for held in group if held not in again] if again else group
+            self._forget(ended)
+            corrections += [call for held in ended if held.booked for call in _corrections(held)]
             if self._backoff.until:
                 self._backoff.over(group[0].keys)
             is_ack = group[0].outcome is ACKED
             if not is_ack and any(is_final(held.delivery.claimed, held.outcome) for held in group):
                 self._buried()
+        if corrections:  # never repeat these calls, because a limit would count them twice
+            with suppress(ReliqError):
+                self._client.run_all(corrections)
+
+    def _save(self, deliveries: list[HeldDelivery]) -> set[Keys]:
+        """
+        Store checkpoints in their own round trip, before the outcomes.
+
+        In a common round trip, Redis could store the outcome first: a script that Redis has not cached runs last.
+
+        Returns:
+            The unavailable shards. The outcomes of their messages are settled later.
+        """
+        away = set()
+        groups = _groups(deliveries)
+        answers = self._client.run_all([settlement.saving(group[0].keys, group) for group in groups])
+        for group, answer in zip(groups, answers, strict=True):
+            if isinstance(answer, RedisUnavailableError):
+                away.add(group[0].keys)
+                self._backoff.note(group[0].keys, answer)
+            elif isinstance(answer, Exception):
+                logger.warning(
+                    "queue %s: could not store checkpoints of %d failed or stopped jobs, so the jobs repeat work: %s",
+                    *(group[0].queue, len(group), answer),
+                )
+        return away
 
     def _forget(self, deliveries: Sequence[HeldDelivery]) -> None:
         self._inflight.settled(deliveries)
@@ -151,10 +214,12 @@ class Settler:
 
     def _drop_unsendable(self, deliveries: list[HeldDelivery]) -> bool:
         """
-        Find outcomes that cannot be encoded in a call, and make their messages dead letters.
+        If an outcome cannot be encoded, replace it with an outcome that makes the message a dead letter.
+
+        If the replacement cannot be encoded either, drop the outcome.
 
         Returns:
-            Whether there was such an outcome.
+            Whether an outcome could not be encoded.
         """
         unsendable: dict[HeldDelivery, str] = {}
         for held in deliveries:
@@ -164,8 +229,7 @@ class Settler:
                 unsendable[held] = type(error).__name__
         for held, error_type in unsendable.items():
             logger.error(
-                "queue %s: message %s: the answer of the handler cannot be sent to Redis (%s); it "
-                "becomes a dead letter",
+                "queue %s: message %s becomes a dead letter, because the answer of its handler cannot be sent to Redis: %s",
                 *(held.queue, printable(held.delivery.id), error_type),
             )
             if held.outcome is UNTELLABLE:
@@ -177,8 +241,8 @@ class Settler:
         """
         Back off from the shard of deliveries that could not be settled because of `error`.
 
-        Refused outcomes are retried until the lease expires and the message is redelivered. If the server is
-        unavailable, they are retried until it is back.
+        If Redis refused the outcomes, they are retried until their leases expire; then the messages are redelivered. If
+        Redis is unavailable, the outcomes are retried until it answers.
         """
         self._backoff.note(deliveries[0].keys, error)
         if isinstance(error, RedisUnavailableError):
@@ -189,16 +253,27 @@ class Settler:
 
 
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
-    """Mark deliveries that may already be settled: an invalid receipt then does not mean a lost lease."""
+    """
+    Mark deliveries after a failed call, because Redis may have stored their outcomes.
+
+    If Redis later refuses the receipt of a marked delivery, this does not prove that its lease was lost.
+    """
     for held in deliveries:
         held.tried = held.tried or getattr(error, "maybe_ran", True)
 
 
+def _corrections(held: HeldDelivery) -> list[Call[Booking]]:
+    """Return the calls that correct a message's cost at shared limits; the cost is 0 if the handler was not called."""
+    spent, cost = held.delivery.claimed.spent if held.started else 0, held.delivery.header.cost
+    more = (cost if spent is None else spent) - cost
+    return [transitions.book(one, held.started - 1, more, after_us=at_us) for one, at_us in held.booked if more]
+
+
 def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], list[HeldDelivery]]]:
     """
-    Return the calls for `deliveries`, each with its deliveries.
+    Return the calls that settle `deliveries`, each call with its deliveries.
 
-    Calls for lost or possibly settled deliveries do not report a lost lease.
+    Do not report a lost lease if the loss is already reported, or if the delivery may already be settled.
     """
     by_shard: dict[tuple[Keys, bool], list[HeldDelivery]] = defaultdict(list)
     for held in deliveries:
@@ -218,9 +293,19 @@ def _without_loss(call: Call[Settled]) -> Call[Settled]:
 
 class Renewer:
     """
-    Renew leases and enforce timeouts in a separate thread, which handlers do not delay.
+    Renew leases and enforce the timeouts of handlers.
 
-    It also returns messages that have waited too long for a slot, and pings the event loop.
+    This runs in a separate thread, which handlers do not delay.
+
+    The renewer also returns messages that have waited too long for a slot, and pings the event loop.
+
+    Args:
+        client: the client for all calls.
+        handlers: the handlers of this process.
+        inflight: the deliveries of this process.
+        async_executor: the executor with the event loop.
+        settle: called with deliveries and their outcome, to return messages to Redis.
+        report_overrun: called with a plain handler call that exceeded its timeout, and its run time in seconds.
     """
 
     def __init__(
@@ -239,16 +324,18 @@ class Renewer:
         self._report_overrun = report_overrun
         self._look_seconds = min([RENEWER_STEP_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._backoff = QueueBackoff("renewer", client.observers)
-        self._asked_at = 0.0  # when the last renewals were sent
-        self._answered_at = 0.0  # when the last answer to renewals came
-        self._held_at = 0.0  # when there were deliveries
+        self._asked_at = 0.0  # the time when the last renewals were sent
+        self._answered_at = 0.0  # the time when the last answer to renewals came
+        self._held_at = 0.0  # the time of the last step with deliveries
+        self._saved_at = 0.0  # the time when checkpoints were last stored
+        self._unsaved_backoff = QueueBackoff("writer of checkpoints", client.observers)
 
     def is_behind(self, keys: Keys) -> bool:
         """
-        Return whether a renewal or outcome for this shard is overdue in Redis.
+        Return whether a renewal or outcome of this process is overdue in this shard.
 
-        Then expired leases must not be reclaimed, because they may be leases of this process. Refused renewals do not
-        count. Outcomes count until a third of a lease after their lease has expired.
+        If so, the scheduler must not reclaim expired leases of the shard, because they may be leases of this process.
+        Refused renewals do not count. Outcomes count until the lease has been expired for a third of the lease time.
         """
         now = time.monotonic()
         is_refused = self._backoff.refuses(keys)
@@ -272,19 +359,33 @@ class Renewer:
             if run.timeout_at is not None and now > run.timeout_at and run.unanswered:
                 self._overran(run, now)
         self._settle(self._async_executor.watch(now), RELEASED)
-        latest = now - HOLD_SECONDS
+        queues, latest = self._inflight.queues, now - HOLD_SECONDS
         waiting = [
-            held for held in deliveries if not held.started and held.held_since + held.handler.linger_seconds < latest
+            held for held in deliveries if not held.started and held.held_since + queues[held.queue].linger < latest
         ]
         self._settle(self._inflight.withdraw(waiting), RELEASED)
         due = [
             held for held in deliveries if held.renew_at <= now and not (held.settling or held.lost or held.abandoned)
         ]
         self._extend(due)
+        is_time = now - self._saved_at >= CHECKPOINT_SECONDS
+        if is_time:
+            self._saved_at = now
+        # Store the first checkpoint of a suspect at once: after this progress, a kill does not make it a dead letter.
+        unsaved = [
+            held
+            for held in deliveries
+            if held.checkpoint
+            and (is_time or (held.delivery.claimed.deaths > 0 and held.checkpoint[0] > held.saved[0] == 0))
+            and held.unsaved
+            and not (held.settling or held.lost)
+        ]
+        if unsaved:
+            self._save(unsaved)
         return self._look_seconds if time.monotonic() - now < self._look_seconds else 0.0
 
     def _extend(self, due: list[HeldDelivery]) -> None:
-        """Renew the leases of `due` in one round trip."""
+        """Renew the leases of deliveries in one round trip."""
         groups = _groups([held for held in due if not self._backoff.waits(held.keys)])
         if not groups:
             return
@@ -310,14 +411,30 @@ class Renewer:
                     held.lease_until = sent_at + lease_seconds
                     held.renew_at = sent_at + lease_seconds / 3
                     held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
-                elif not held.settling:  # else it may be settled already, which ends its receipt
+                elif not held.settling:  # a settled message has no valid receipt, but its lease is not lost
                     held.lost = True
                     lost.append(held.delivery.id)
             if lost:
                 notify(self._client.observers, [LeaseLost(group[0].queue, tuple(lost), "extend")])
 
+    def _save(self, deliveries: list[HeldDelivery]) -> None:
+        """Store the checkpoints of running jobs in one round trip; a failed call is repeated in the next step."""
+        groups = _groups([held for held in deliveries if not self._unsaved_backoff.waits(held.keys)])
+        if not groups:
+            return
+        saved = [[(held, held.checkpoint[:2]) for held in group if held.checkpoint] for group in groups]
+        answers = self._client.run_all([settlement.saving(group[0].keys, group) for group in groups])
+        for group, answer in zip(saved, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._unsaved_backoff.note(group[0][0].keys, answer)
+                continue
+            self._unsaved_backoff.over(group[0][0].keys)
+            for held, checkpoint in group:
+                held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
+                held.saved = checkpoint  # not `held.checkpoint`, which the handler may have changed
+
     def _notify_lateness(self, due: list[HeldDelivery], now: float) -> None:
-        """Notify observers of a late renewal, and whether Redis or this process caused the delay."""
+        """Notify observers if a renewal is late, with the cause: Redis or this process."""
         if not due:
             return
         first = min(due, key=lambda held: held.renew_at)
@@ -329,10 +446,12 @@ class Renewer:
 
     def _overran(self, run: HandlerCall, now: float) -> None:
         """
-        Handle a timeout: cancel a coroutine; give up a thread, which cannot be cancelled.
+        Handle a timeout: cancel a coroutine handler, or abandon a plain handler.
 
-        A handler that is given up keeps its slot, and its leases are not renewed any more. A coroutine is given up if
-        it still runs CANCEL_SECONDS after it was cancelled.
+        A plain handler cannot be cancelled, because it runs in a thread.
+
+        An abandoned handler keeps its slot, and its leases are not renewed any more. A coroutine handler is abandoned
+        if it still runs CANCEL_SECONDS after it was cancelled.
         """
         if run.handler.is_async and run.task is None:
             return
@@ -346,7 +465,12 @@ class Renewer:
         elif is_first and run.abandoned:
             seconds = (now - run.started_at) / len(run.deliveries)
             events = [
-                Handled(held.queue, held.delivery.id, held.delivery.attempt, "timeout", seconds, failed=True)
+                Handled(
+                    *(held.queue, held.delivery.id, held.delivery.attempt, "timeout", seconds),
+                    raised="TimeoutError",
+                    failed=True,
+                    task=held.handler.task,
+                )
                 for held in run.unanswered
             ]
             notify(self._client.observers, events)
@@ -357,8 +481,8 @@ def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
     """
     Group `deliveries` by shard for renewal, at most BATCH_LIMIT in each group.
 
-    Answers list message ids. A process can have two deliveries of a message, the first with an expired lease, so these
-    go into different groups.
+    The answer to a renewal contains only message ids. A process can have two deliveries of the same message, the first
+    with an expired lease. Such deliveries go into different groups, so that each answer is about one delivery.
     """
     grouped: dict[tuple[Keys, int], list[HeldDelivery]] = defaultdict(list)
     seen: Counter[tuple[Keys, str]] = Counter()

@@ -1,8 +1,10 @@
 """
-The deliveries of a process, from their claim until they are settled, and the slots for handler calls.
+The deliveries and slots of a process.
 
-A `HeldDelivery` is a claimed message, a `HandlerCall` is a call of a handler. `QueueSlots` has the messages and calls
-of one queue. `Inflight` divides the free slots among the queues; all its methods hold one lock.
+A delivery is stored here from its claim until it is settled.
+
+A `HeldDelivery` is a claimed message, a `HandlerCall` is a call of a handler. `QueueSlots` counts the messages and
+calls of one queue. `Inflight` divides the free slots among the queues; all its public methods hold one lock.
 """
 
 from __future__ import annotations
@@ -26,48 +28,59 @@ if TYPE_CHECKING:
 
     from reliq.handlers.handler import Handler, Job
     from reliq.keys import Keys
+    from reliq.limits import Limit
 
 
-#: How long a cancelled coroutine may run before its slot counts as hung.
+#: How long a cancelled coroutine handler may continue to run before its slot counts as hung.
 CANCEL_SECONDS = 5.0
 #: How long a prefetched message may wait for a slot before it is returned to Redis.
 HOLD_SECONDS = 0.1
-#: Prefetch at most the messages of three reads: one starting, one being read, one just claimed.
+#: Prefetch at most this many groups of messages. A group is as large as one read of bodies. While the first group
+#: starts, the bodies of the second group are read, and the third group is claimed.
 HOLD_READS = 3
-#: Stop claiming while about this many finished messages are not settled.
+#: Stop claiming from a queue while about this many of its finished messages are not settled.
 UNSETTLED_LIMIT = 4 * BATCH_LIMIT
-#: The weight of a call's duration in the moving average.
+#: The weight of the latest call's duration in the moving average.
 _PACE_WEIGHT = 0.2
-#: The least average duration, to avoid a division by zero.
+#: The smallest average duration of a call, to avoid a division by zero.
 _SHORTEST_SECONDS = 1e-5
 
 
 class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     """
-    A delivery in this process; all times are monotonic.
+    A claimed message in this process, from its claim until it is settled.
 
-    Compare deliveries by identity, not by id: a process can have two deliveries of the same message.
+    All times are monotonic seconds.
+
+    Deliveries are compared by identity and not by id, because a process can have two deliveries of the same message.
 
     Attributes:
         delivery: the delivery; without its body until the body is read.
-        handler: the handler of its queue.
-        queue: the name of its queue.
-        keys: the shard that it was claimed from.
-        fetched_at: when it was claimed.
-        held_since: since when it can start; in the future until the body is read.
-        lease_until: when the lease expires, counted from before the claim or renewal was sent.
+        handler: the handler of the message's queue; in a queue of tasks, the handler of its task once its body is read.
+        queue: the name of the message's queue.
+        keys: the shard from which the message was claimed.
+        fetched_at: when the message was claimed.
+        held_since: when the message became ready to start (body read, booked time reached); before that, a future time.
+        is_read: whether its body is read, so that a start can be booked; only with a shared limit by cost.
+        parked: whether it waits for its booked start without a slot.
+        lease_until: when the lease expires, counted from the time just before the claim or renewal was sent.
         renew_at: when to renew the lease.
-        must_start: whether it must not be prefetched: a suspect, or a message without a retry left.
+        must_start: whether it must start at once, because it is a suspect or has no retry left.
         started: whether the handler was called.
         took_ms: the run time of the handler in ms.
-        lost: whether the receipt is invalid.
-        cancelled: whether the message was cancelled meanwhile.
+        lost: whether Redis has refused the receipt, so the message belongs to another delivery or is gone.
+        cancelled: whether the message was cancelled after its claim.
         abandoned: whether the handler exceeded its timeout and still runs; the lease is not renewed any more.
-        settling: whether the outcome is being sent to Redis.
+        settling: whether the outcome is queued for Redis, or is being sent.
         outcome: the outcome; valid only while `settling`.
-        tried: whether the outcome may have reached Redis already.
+        tried: whether Redis may already have stored the outcome.
         trace_id: the OpenTelemetry trace id; empty without a trace.
-        size: bytes of the stored body, if it is too large to be read with others.
+        size: bytes of the stored body, if it is too large to be read together with other bodies; else 0.
+        checkpoint: number, text, number of unnamed follow-ups, and cursor of the last checkpoint of this delivery;
+            None without a checkpoint.
+        saved: number and text of the last checkpoint of this delivery that Redis has stored.
+        booked: each shared limit by cost that permitted the start, with the booked time in Unix us (the limit's clock).
+        has_successor: whether its id was published again with `on_conflict`, so the script `succeed` must settle it.
     """
 
     delivery: Delivery
@@ -89,12 +102,27 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
     tried: bool = False
     trace_id: str = ""
     size: int = 0
+    checkpoint: tuple[int, str, int, Any] | None = None
+    saved: tuple[int, str] = (0, "")
+    has_successor: bool = False
+    is_read: bool = False
+    parked: bool = False
+    booked: Sequence[tuple[Limit, int]] = ()
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether Redis does not have the last checkpoint yet."""
+        return self.checkpoint is not None and self.checkpoint[:2] != self.saved
 
 
 def deliveries_of(
     claimed: Sequence[Claimed], handler: Handler, leased_at: float, keys: Keys | None = None
 ) -> list[HeldDelivery]:
-    """Return the deliveries for messages that were claimed from the shard `keys` at `leased_at`."""
+    """
+    Return the deliveries for claimed messages.
+
+    The messages were claimed from the shard `keys`, by a call sent at `leased_at`.
+    """
     keys = keys or handler.queue.keys
     queue = handler.queue_name
     lease = handler.lease_seconds
@@ -105,7 +133,7 @@ def deliveries_of(
     deliveries = []
     for message in claimed:
         must_start = message.deaths > 0 or message.left <= 0
-        # Positional arguments: this runs for every message.
+        # Positional arguments are faster, and this runs for every message.
         deliveries.append(
             HeldDelivery(Delivery(message), handler, queue, keys, now, held_since, lease_until, renew_at, must_start)
         )
@@ -117,14 +145,14 @@ class HandlerCall(msgspec.Struct, eq=False):
     A call of a handler.
 
     Attributes:
-        deliveries: the delivery, or the deliveries of a batch.
+        deliveries: the messages of the call: a single message, or the messages of a batch.
         handler: the handler.
         started_at: the monotonic time of the start.
         timeout_at: the monotonic time of the timeout; None for no timeout.
         began: whether the handler was called.
-        abandoned: whether it exceeded its timeout.
-        thread: the id of its thread.
-        task: the asyncio task of a coroutine handler.
+        abandoned: whether the call exceeded its timeout.
+        thread: the id of the thread of a plain handler; 0 for a coroutine handler.
+        task: the asyncio task of a coroutine handler; None for a plain handler.
     """
 
     deliveries: list[HeldDelivery]
@@ -137,7 +165,7 @@ class HandlerCall(msgspec.Struct, eq=False):
     task: Any = None
 
     def arguments(self, jobs: list[Job[Any]]) -> tuple[Any, ...]:
-        """Return the arguments of the handler for `jobs`."""
+        """Return the arguments for the handler function: the body or bodies, and the job or jobs if it takes jobs."""
         if self.handler.is_batch:
             bodies = [job.body for job in jobs]
             return (bodies, jobs) if self.handler.takes_job else (bodies,)
@@ -145,7 +173,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
     @property
     def unanswered(self) -> list[HeldDelivery]:
-        """The deliveries without an outcome."""
+        """The deliveries that have no outcome yet."""
         for held in self.deliveries:
             if held.settling:
                 return [held for held in self.deliveries if not held.settling]
@@ -153,7 +181,7 @@ class HandlerCall(msgspec.Struct, eq=False):
 
     @property
     def hangs(self) -> bool:
-        """Whether it exceeded its timeout and cannot be cancelled."""
+        """Whether the call exceeded its timeout and cannot be cancelled."""
         if not self.handler.is_async:
             return self.abandoned
         now = time.monotonic()
@@ -176,29 +204,34 @@ class QueueSlots:
 
     Attributes:
         is_async: whether the handler is a coroutine function.
-        limit: the most concurrent calls.
+        is_mixed: whether the queue has tasks of both kinds, plain and coroutine functions.
+        limit: the most concurrent calls of the handler.
         batch: the most messages of a call.
-        linger: the longest wait for a full batch, in seconds.
+        linger: the longest wait for a full batch, in seconds; 0 with shared limits, because the start is booked.
         waiting: the deliveries with bodies that wait for a slot, in order.
-        queued: the deliveries without a slot, including `waiting`.
+        queued: all deliveries without a slot: `waiting`, `parked`, and the deliveries whose bodies are not read yet.
+        parked: the number of deliveries that wait for a booked start of a shared limit; they need no slot yet.
         running: the number of slots in use.
-        ended: the number of deliveries that have ended or were returned, and are not settled yet.
-        pace: the moving average of call durations in seconds; None before the first call.
-        read_limit: the most messages read by one round trip.
+        coroutines: the number of slots in use by calls of coroutine functions.
+        ended: the number of unsettled deliveries whose handler has ended, or that are to be returned to Redis.
+        pace: the moving average of call durations in seconds; None before the first call has ended.
+        read_limit: the most messages whose bodies one round trip reads.
         suspects: the suspects in this process, except suspects of calls that exceeded their timeout.
-        no_suspects: the limits for a claim without suspects here.
+        no_suspects: the argument for a claim if this process has no suspects (messages that may have killed a process).
         stalled: whether the event loop is blocked; async calls then get no slots, and their slots count as free.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         cap = handler.settings.concurrency
         self.is_async = handler.is_async
+        self.is_mixed = len({each.is_async for each in handler.each}) > 1
         self.limit = concurrency if cap is None else min(cap, concurrency)
         self.batch = handler.batch
-        self.linger = handler.linger_seconds
+        self.linger = 0.0 if handler.queue.limits else handler.linger_seconds
         self.waiting: deque[HeldDelivery] = deque()
         self.queued: dict[HeldDelivery, None] = {}
-        self.running = 0
+        self.parked = 0
+        self.running = self.coroutines = 0
         self.ended = 0
         self.pace: float | None = None
         self.read_limit = BATCH_LIMIT
@@ -208,16 +241,26 @@ class QueueSlots:
 
     @property
     def calls(self) -> int:
-        """The number of running calls, and of calls needed for the queued deliveries."""
-        return self.running + (len(self.queued) + self.batch - 1) // self.batch
+        """The number of running calls plus the number of calls that the queued deliveries need."""
+        return self.running + (len(self.queued) - self.parked + self.batch - 1) // self.batch
+
+    @property
+    def is_partly_stalled(self) -> bool:
+        """Whether the event loop is blocked, while plain tasks of the queue can run."""
+        return self.stalled and self.is_mixed
 
     @property
     def rest(self) -> int:
-        """The number of messages missing to fill the current batch."""
-        return -len(self.queued) % self.batch
+        """The number of messages that the incomplete batch of queued messages still needs."""
+        return (self.parked - len(self.queued)) % self.batch
 
     def hold_limit(self, standstill: float) -> int:
-        """Return how many messages to prefetch: those that start within HOLD_SECONDS at the current pace."""
+        """
+        Return how many messages to prefetch: the number that will start within HOLD_SECONDS at the current pace.
+
+        Args:
+            standstill: the seconds since a call last got a slot; used instead of the average call time if longer.
+        """
         if self.pace is None:
             return 0
         pace = max(self.pace, standstill, _SHORTEST_SECONDS)
@@ -226,13 +269,21 @@ class QueueSlots:
         return min(HOLD_READS * self.read_limit, int(self.limit * self.batch * HOLD_SECONDS / pace))
 
     def ripe_at(self) -> float:
-        """Return when the next call may start; 0 for at once, later if a batch lingers."""
+        """
+        Return the monotonic time at which the next call may start; 0 for now.
+
+        An incomplete batch may start later, when its linger time is over.
+        """
         if self.waiting[0].must_start or self._first_of_full_batch() is not None:
             return 0.0
         return self.waiting[0].held_since + self.linger
 
     def take(self) -> list[HeldDelivery]:
-        """Remove the messages of the next call; a message that must start at once gets its own call."""
+        """
+        Remove and return the messages of the next call.
+
+        A message that must start at once gets its own call.
+        """
         waiting = self.waiting
         first = waiting.popleft()
         deliveries = [first]
@@ -246,23 +297,31 @@ class QueueSlots:
 
 class SlotsByKey(QueueSlots):
     """
-    Slots of a queue with `batch_by_key`: all messages of a call have the same key, or no key.
+    Slots of a queue with `batch_by_key`.
 
-    A full batch starts before a batch that still lingers.
+    All messages of a call have the same message key, or no message key.
+
+    A full batch starts before a batch that still lingers for more messages.
     """
 
     @property
     def calls(self) -> int:
-        """The number of running calls, and of calls needed for the queued deliveries, at least one for each key."""
-        return self.running + sum(-(-count // self.batch) for count in Counter(map(_key, self.queued)).values())
+        """
+        The number of running calls plus the number of calls that the queued deliveries need.
+
+        Each message key needs at least one call.
+        """
+        return self.running + sum(
+            -(-count // self.batch) for count in Counter(_key(held) for held in self.queued if not held.parked).values()
+        )
 
     @property
     def rest(self) -> int:
-        """Always 0, because a claim cannot ask for messages of a certain key."""
+        """Always 0: a claim cannot ask for messages of a certain message key to fill a batch."""
         return 0
 
     def take(self) -> list[HeldDelivery]:
-        """Remove the messages of the next call, all with the same key."""
+        """Remove and return the messages of the next call, all with the same message key."""
         first = self.waiting[0]
         lingers = not first.must_start and first.held_since + self.linger > time.monotonic()
         if lingers and (full := self._first_of_full_batch()) is not None:
@@ -285,19 +344,24 @@ def _key(held: HeldDelivery) -> str | None:
 
 class Inflight:
     """
-    The deliveries of a process, from their claim until they are settled, and the slots that its queues share.
+    The deliveries of a process until they are settled, and the slots that its queues share.
 
-    Every method is atomic. Free slots are given to calls at once. Only one thread is woken; it wakes the next thread
-    when it takes a call. The fetcher waits for capacity here, or in Redis (`watch`).
+    Every public method is atomic. A free slot is given to a waiting call at once. For several new calls, only one thread
+    is woken; it takes a call and then wakes the next thread. The fetcher waits for capacity with `wait_for_capacity`, or
+    waits in Redis and is notified through `watch`.
+
+    Args:
+        handlers: the handlers of this process.
+        concurrency: the number of slots.
 
     Attributes:
         concurrency: the number of slots.
-        started: the number of messages passed to handlers.
-        closed: whether no more calls start.
+        started: the number of messages passed to handlers so far.
+        closed: whether the shutdown has begun, so that no more calls start.
         max_jobs: the number of messages after which no more calls start.
-        call_loop: called when a coroutine may start.
+        call_loop: called when a coroutine handler may start.
         poke: called to end the fetcher's wait in Redis.
-        queues: the slots of each queue, by name.
+        queues: the slots of each queue, by queue name.
     """
 
     def __init__(self, handlers: Sequence[Handler], concurrency: int) -> None:
@@ -313,27 +377,27 @@ class Inflight:
         }
         self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
         self._free = concurrency
-        self._slots_given = 0  # the number of messages that got a slot so far
-        self._slot_given_at = 0.0  # when the last call got a slot
+        self._slots_given = 0  # the number of messages that have got a slot so far
+        self._slot_given_at = 0.0  # the monotonic time at which the last call got a slot
         self._queued = 0  # the number of claimed messages without a slot
-        self._refill_at = 0  # prefetch again when this many are left
-        self._loop_late = False  # whether the event loop does not answer
+        self._refill_at = 0  # when only this many messages are queued, notify the fetcher
+        self._loop_late = False  # whether the event loop has not answered a ping
         self._lock = threading.Lock()
-        self._plain_call_ready = threading.Condition(self._lock)  # a plain handler may start
-        self._capacity_grew = threading.Condition(self._lock)  # more can be claimed
-        self._changed = threading.Condition(self._lock)  # a call ended, or the first delivery was added
+        self._plain_call_ready = threading.Condition(self._lock)  # notified when a plain handler may start
+        self._capacity_grew = threading.Condition(self._lock)  # notified when the fetcher can claim more messages
+        self._changed = threading.Condition(self._lock)  # notified when a call ends, or the first delivery is added
         self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a thread
         self._async_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a task
         self._runs: dict[HandlerCall, None] = {}
         self._idle_threads = 0  # threads without a call
-        self._waking = False  # whether an idle thread was notified
-        self._loop_called = False  # whether the event loop was notified
-        self._fetcher_waits = False  # whether the fetcher waits here for capacity
-        self._watched: Sequence[QueueClaims] | None = None  # queues without room while the fetcher waits in Redis
+        self._waking = False  # whether an idle thread was notified and has not yet woken up
+        self._loop_called = False  # whether the event loop was notified and has not yet fetched its calls
+        self._fetcher_waits = False  # whether the fetcher waits in `wait_for_capacity`
+        self._watched: Sequence[QueueClaims] | None = None  # the argument of `watch`; None after `poke` or `unwatch`
 
     def add(self, deliveries: Sequence[HeldDelivery]) -> None:
-        """Add claimed `deliveries` of one queue."""
+        """Add claimed deliveries, all of the same queue."""
         with self._lock:
             if not self._deliveries:
                 self._changed.notify_all()
@@ -352,7 +416,11 @@ class Inflight:
             self._changed.wait_for(lambda: self._deliveries or self.closed, timeout_seconds)
 
     def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
-        """Return the capacity of each of `claims`; wait at most `timeout_seconds` until one has room."""
+        """
+        Return the capacity of each queue or shard in `claims`.
+
+        If no queue or shard has room for a message, wait at most `timeout_seconds` for room.
+        """
         until = time.monotonic() + timeout_seconds
         with self._lock:
             capacities = self._capacities(claims)
@@ -366,25 +434,35 @@ class Inflight:
             return capacities
 
     def watch(self, claims: Sequence[QueueClaims]) -> bool:
-        """Call `poke` when one of `claims` gets room; return False if one has room now."""
+        """
+        Call `poke` once when this process can claim from a queue or shard in `claims`.
+
+        Returns:
+            False if this process can claim from one of these queues or shards now; then `poke` will not be called.
+        """
         with self._lock:
             self._watched = None if self._can_claim(claims) else claims
             return self._watched is not None
 
     def unwatch(self) -> None:
-        """Stop watching, after the wait in Redis."""
+        """Undo `watch`, after the fetcher's wait in Redis."""
         self._watched = None
 
     def enqueue(self, deliveries: Iterable[HeldDelivery]) -> int:
         """
-        Queue `deliveries` for slots; return the number of threads that plain handlers can use.
+        Queue `deliveries` for slots.
 
         A message that must start at once is queued before an incomplete batch.
+
+        Returns:
+            The number of threads that plain handlers can use now.
         """
         with self._lock:
             for held in deliveries:
-                if not held.settling:
-                    slots = self.queues[held.queue]
+                slots = self.queues[held.queue]
+                slots.parked -= held.parked
+                held.parked = False
+                if not (held.settling or (slots.stalled and slots.is_mixed and held.handler.is_async)):
                     if held.must_start and slots.batch > 1:
                         slots.waiting.appendleft(held)
                     else:
@@ -397,8 +475,21 @@ class Inflight:
                     threads += min(slots.limit, slots.calls)
             return min(self.concurrency, threads)
 
+    def park(self, deliveries: Iterable[HeldDelivery]) -> None:
+        """Let `deliveries` wait without a slot until `enqueue` is called with them."""
+        with self._lock:
+            for held in deliveries:
+                if not (held.settling or held.parked):
+                    held.parked = True
+                    self.queues[held.queue].parked += 1
+
     def next_plain(self, done: HandlerCall | None) -> HandlerCall | None:
-        """Free the slot of `done`, then wait for the next plain call and start it; return None after `close`."""
+        """
+        Free the slot of `done`; wait for the next plain call and mark it as started.
+
+        Returns:
+            The call that this thread must run; None after `close`.
+        """
         with self._lock:
             if done is not None:
                 self._finish((done,))
@@ -407,7 +498,7 @@ class Inflight:
                 self._idle_threads += 1
                 try:
                     self._plain_call_ready.wait(linger)
-                finally:  # a time limit set by application code may raise here
+                finally:  # a time limit of the application may raise an exception in this thread
                     self._idle_threads -= 1
                     self._waking = False
                 if linger is not None:
@@ -421,9 +512,14 @@ class Inflight:
             return run
 
     def next_async(self, done: Sequence[HandlerCall]) -> tuple[list[HandlerCall], float | None]:
-        """Free the slots of `done` and start async calls; also return the seconds until a lingering batch may start."""
+        """
+        Free the slots of `done`, and mark all async calls with a slot as started.
+
+        Returns:
+            The calls that the event loop must run, and the seconds until a lingering batch may start, or None.
+        """
         with self._lock:
-            self._loop_called = True  # this is the event loop
+            self._loop_called = True  # the caller is the event loop, so it needs no notification
             self._finish(done)
             self._wake_thread()
             runs = [started_call(deliveries) for deliveries in self._async_calls]
@@ -435,7 +531,7 @@ class Inflight:
             return runs, self._linger(time.monotonic(), is_async=True)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
-        """Remove deliveries that have not started; return the removed deliveries."""
+        """From the queues for slots, remove the deliveries that have not started; return them, to be settled."""
         with self._lock:
             waiting = [held for held in deliveries if not (held.started or held.settling)]
             if not waiting:
@@ -445,6 +541,8 @@ class Inflight:
                 held.settling = True
                 slots = self.queues[held.queue]
                 del slots.queued[held]
+                slots.parked -= held.parked
+                held.parked = False
                 slots.suspects.discard(held)
                 slots.ended += 1
                 self._queued -= 1
@@ -457,15 +555,20 @@ class Inflight:
 
     def note_loop(self, *, is_late: bool = False, is_blocked: bool = False) -> None:
         """
-        Store the state of the event loop. While it is late, claim no messages for async handlers.
+        Store the state of the event loop.
 
-        While it is blocked, async calls get no slots, and their slots count as free.
+        While the loop is late, no messages are claimed for async handlers. While the loop is blocked, async calls get no
+        slots, and the slots of running async calls count as free.
         """
         with self._lock:
             self._loop_late = is_late
             for slots in self.queues.values():
-                slots.stalled = is_blocked and slots.is_async
-            self._free = self.concurrency - sum(slots.running for slots in self.queues.values() if not slots.stalled)
+                slots.stalled = is_blocked and (slots.is_async or slots.is_mixed)
+                if slots.is_partly_stalled:
+                    slots.waiting = deque(held for held in slots.waiting if not held.handler.is_async)
+            self._free = self.concurrency
+            for slots in self.queues.values():
+                self._free -= slots.running - (slots.coroutines if slots.stalled else 0)
             self._give_slots()
             self._wake_thread()
             self._notify_fetcher()
@@ -481,11 +584,11 @@ class Inflight:
             self._notify_fetcher()
 
     def abandon(self, run: HandlerCall) -> None:
-        """Give up a call that exceeded its timeout."""
+        """Mark a call that exceeded its timeout as abandoned: a shutdown does not wait for it."""
         with self._lock:
             if run in self._runs and not run.abandoned:
                 run.abandoned = True
-                # Its suspects do not count any more, so that other suspects can run.
+                # The suspects of this call do not count any more, so that other suspects can run.
                 self.queues[run.handler.queue_name].suspects.difference_update(run.deliveries)
                 self._changed.notify_all()
                 self._notify_fetcher()
@@ -500,17 +603,21 @@ class Inflight:
             self._notify_fetcher()
 
     def wait_until_none_runs(self, timeout_seconds: float) -> bool:
-        """Wait until all handlers have ended, except timed-out handlers; return False if the time is over first."""
+        """
+        Wait until no handler runs; return False if handlers still run after `timeout_seconds`.
+
+        Handlers that exceeded their timeout do not count.
+        """
         with self._lock:
             return self._changed.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
 
     def wait_until_ended(self, runs: Collection[HandlerCall], timeout_seconds: float) -> bool:
-        """Wait until handler calls have ended; return whether they have."""
+        """Wait until the calls `runs` have ended; return whether all have ended."""
         with self._lock:
             return self._changed.wait_for(lambda: self._runs.keys().isdisjoint(runs), timeout_seconds)
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
-        """Wait until all outcomes are settled; return whether they are."""
+        """Wait until Redis has stored all outcomes; return whether it has stored them."""
         with self._lock:
             return self._changed.wait_for(lambda: not any(held.settling for held in self._deliveries), timeout_seconds)
 
@@ -527,23 +634,27 @@ class Inflight:
     @property
     def loop_is_used(self) -> bool:
         """Whether async calls run or wait for slots."""
-        return any(slots.is_async and slots.calls for slots in self.queues.values())
+        return any((slots.is_async or slots.is_mixed) and slots.calls for slots in self.queues.values())
 
     def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
-        """Return whether one of `claims` has room, or the process stops claiming."""
+        """Return whether any of `claims` could return messages, or the shutdown has begun."""
         return self.closed or (bool(claims) and any(map(QueueClaims.can_claim, claims, self._capacities(claims))))
 
     def _capacities(self, claims: Sequence[QueueClaims]) -> list[Capacity]:
-        """Return the capacity of each queue, and store when there will be more."""
+        """
+        Return the capacity of each of `claims`.
+
+        Also store the number of queued messages at which the fetcher is notified again.
+        """
         free = self.concurrency
         is_busy = False
         calls = {}
         for name, slots in self.queues.items():
-            calls[name] = slots.calls
-            if not slots.stalled:
+            calls[name] = slots.calls - (slots.coroutines if slots.stalled else 0)
+            if not slots.stalled or slots.is_mixed:
                 free -= min(slots.limit, calls[name])
                 is_busy = is_busy or slots.running > 0
-        # If no call has started for longer than the average duration, expect the next slot as late.
+        # Seconds since the last call started. If they exceed the average call time, `hold_limit` uses them instead.
         standstill = time.monotonic() - self._slot_given_at if is_busy else 0.0
         self._refill_at = 0
         starves = False
@@ -574,12 +685,18 @@ class Inflight:
         return capacities
 
     def _give_slots(self) -> None:
-        """Give free slots to the calls that may start, oldest claim first; notify the event loop of async calls."""
+        """
+        Give free slots to the calls that may start, the oldest claim first.
+
+        The event loop is notified of async calls.
+        """
         now = time.monotonic()
         while not self.closed and self._free > 0 and self._slots_given < self.max_jobs:
             first: QueueSlots | None = None
             for slots in self.queues.values():
-                if not slots.waiting or slots.running >= slots.limit or slots.stalled:
+                if not slots.waiting or (slots.stalled and slots.is_async):
+                    continue
+                if slots.running - (slots.coroutines if slots.stalled else 0) >= slots.limit:
                     continue
                 may_start = slots.batch == 1 or slots.ripe_at() <= now
                 if may_start and (first is None or slots.waiting[0].fetched_at < first.waiting[0].fetched_at):
@@ -589,12 +706,14 @@ class Inflight:
             deliveries = first.take()
             for held in deliveries:
                 del first.queued[held]
+            is_async = deliveries[0].handler.is_async
             first.running += 1
+            first.coroutines += is_async
             self._queued -= len(deliveries)
             self._free -= 1
             self._slots_given += len(deliveries)
             self._slot_given_at = now
-            (self._async_calls if first.is_async else self._plain_calls).append(deliveries)
+            (self._async_calls if is_async else self._plain_calls).append(deliveries)
         loop_wanted = self._async_calls or (self._batching and self._linger(now, is_async=True) is not None)
         if loop_wanted and not self._loop_called:
             self._loop_called = True
@@ -608,23 +727,29 @@ class Inflight:
         return min((at - now for at in ripe if at > now), default=None)
 
     def _wake_thread(self) -> None:
-        """Wake a thread for the next call or lingering batch, unless one is already notified."""
+        """
+        Wake an idle thread for the next call or lingering batch.
+
+        If a thread is already being woken, do nothing.
+        """
         if self._idle_threads and not self._waking:
             self._waking = bool(self._plain_calls) or self._linger(time.monotonic(), is_async=False) is not None
             if self._waking:
                 self._plain_call_ready.notify()
 
     def _take_back(self) -> None:
-        """Take the slots back from calls without a thread or task."""
+        """Free the slots of calls without a thread or task, and queue their messages again."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
                 deliveries = calls.pop()
                 slots = self.queues[deliveries[0].queue]
                 slots.waiting.extendleft(reversed(deliveries))
                 slots.queued.update(dict.fromkeys(deliveries))
+                is_async = deliveries[0].handler.is_async
                 slots.running -= 1
+                slots.coroutines -= is_async
                 self._queued += len(deliveries)
-                self._free += not slots.stalled
+                self._free += not (slots.stalled and is_async)
                 self._slots_given -= len(deliveries)
 
     def _finish(self, runs: Iterable[HandlerCall]) -> None:
@@ -634,15 +759,17 @@ class Inflight:
         for run in runs:
             del self._runs[run]
             slots = self.queues[run.handler.queue_name]
+            is_async = run.handler.is_async
             slots.running -= 1
+            slots.coroutines -= is_async
             slots.ended += len(run.deliveries)
             if slots.suspects:
                 slots.suspects.difference_update(run.deliveries)
-            self._free += not slots.stalled
+            self._free += not (slots.stalled and is_async)
             if run.began:
                 took = now - run.started_at
                 slots.pace = took if slots.pace is None else slots.pace * (1 - _PACE_WEIGHT) + took * _PACE_WEIGHT
-            is_slot_unused = is_slot_unused or not slots.queued  # no queued message of its queue can use the slot
+            is_slot_unused = is_slot_unused or len(slots.queued) == slots.parked
         if self.closed:
             self._changed.notify_all()
         self._give_slots()
@@ -650,7 +777,7 @@ class Inflight:
             self._notify_fetcher()
 
     def _notify_fetcher(self) -> None:
-        """Wake the fetcher, because there may be more capacity."""
+        """End the fetcher's wait if there may be more capacity."""
         if self._fetcher_waits:
             self._fetcher_waits = False  # notify only once
             self._capacity_grew.notify()

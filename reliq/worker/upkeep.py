@@ -54,17 +54,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often expired leases that are spared are checked.
+#: The interval between two checks of expired leases that must not be reclaimed yet.
 SPARED_SECONDS = 0.25
-#: The most messages moved by one round trip in all queues, because Redis serves no other client meanwhile.
+#: The most messages that one round trip moves in all queues, because Redis serves no other client meanwhile.
 MOVE_LIMIT = 2 * BATCH_LIMIT
-#: The least limit of one queue, if many queues share a round trip.
+#: However many queues share a round trip, each queue may move this many messages.
 LEAST_MOVED = 20
-#: How often a process registers its periodic jobs and reads requested runs, at least.
+#: A process registers its periodic jobs, and reads the runs that operators request, at least this often.
 TICKER_SECONDS = 5.0
-#: The most ticks published by one round trip.
+#: The most ticks (due runs of periodic jobs) that one round trip publishes.
 TICKS_TOGETHER = 100
-#: The backoff after a failing body function: 1 s, 2 s, 4 s, … up to a minute.
+#: The backoff after the body function of a periodic job raised: 1 s, 2 s, 4 s, … up to a minute.
 BODY_BACKOFF = wait_exponential(max=60)
 
 
@@ -72,9 +72,16 @@ class Scheduler:
     """
     Promote and reclaim messages of the shards that this process watches, at their due times.
 
-    Each shard has one watcher. After a start or an outage, expired leases are not reclaimed for a third of a lease,
-    because their workers may be alive and renew them. They are also not reclaimed while renewals of this process are
-    overdue in the shard: after a hang, Redis could reclaim its leases before it serves the renewals.
+    Redis stores one process as the watcher of each shard, so that not all processes send the same calls. After a start
+    or an outage, expired leases are not reclaimed for a third of the lease time: their workers may be alive and renew
+    them. Expired leases are also not reclaimed while renewals of this process are overdue in the shard. Otherwise, a
+    process could reclaim its own leases after it has hung.
+
+    Args:
+        client: the client for all calls.
+        handlers: the handlers of this process.
+        buried: called after a reclaimed message had no retry left, to collect its dead letter.
+        is_behind: returns whether this process has overdue renewals or outcomes in a shard.
     """
 
     def __init__(
@@ -89,18 +96,18 @@ class Scheduler:
         self._is_behind = is_behind
         self._lease_seconds = {handler.queue.name: handler.lease_seconds for handler in handlers}
         self._lock = threading.Lock()
-        self._due: dict[tuple[Keys, str], float] = {}  # monotonic times, by shard and verb
+        self._due: dict[tuple[Keys, str], float] = {}  # by shard and script: the monotonic time of the next call
         self._backoff = QueueBackoff("scheduler", client.observers)
-        self._spared_at: dict[Keys | None, float] = {}  # None stands for all shards
+        self._spared_at: dict[Keys | None, float] = {}  # when `spare` was last called; None: all shards
         self.spare(None)
         self.wake: Callable[[], None] = lambda: None
 
     def spare(self, keys: Keys | None) -> None:
-        """After an outage, do not reclaim leases of a shard, or of all shards with None, for a third of a lease."""
+        """After an outage, reclaim no leases of a shard (None: of any shard) for a third of the lease time."""
         self._spared_at[keys] = time.monotonic()
 
     def watches(self, keys: Keys) -> bool:
-        """Return whether this process watches a due time of a shard."""
+        """Return whether this process is the watcher of a shard and has stored a due time."""
         with self._lock:
             return any(shard is keys for shard, _ in self._due)
 
@@ -112,7 +119,16 @@ class Scheduler:
         self._spared_at.pop(keys, None)
 
     def note(self, keys: Keys, answer: ClaimAnswer, at: float) -> None:
-        """Store the due times in the answer of a claim at `at`; drop them if another process watches the shard."""
+        """
+        Store the due times from the answer of a claim.
+
+        If another process watches the shard, drop its due times.
+
+        Args:
+            keys: the shard.
+            answer: the answer, with the milliseconds until the due times.
+            at: the monotonic time from which these milliseconds count.
+        """
         sooner = False
         with self._lock:
             for verb, wait_ms in (("promote", answer.promote_in_ms), ("reclaim", answer.reclaim_in_ms)):
@@ -125,7 +141,7 @@ class Scheduler:
             self.wake()
 
     def step(self) -> float:
-        """Move due messages; return the seconds until the next due time."""
+        """Promote and reclaim the messages that are due; return the seconds until the next due time."""
         now = time.monotonic()
         with self._lock:
             due = {move: at for move, at in self._due.items() if at <= now}
@@ -142,7 +158,7 @@ class Scheduler:
         for move, answer in zip(due, answers, strict=True):
             wait = self._seconds_until_next(*move, answer, limit)
             with self._lock:
-                if self._due.get(move) != due[move]:  # a claim has set a newer time meanwhile
+                if self._due.get(move) != due[move]:  # meanwhile the answer of a claim has set a newer due time
                     continue
                 if wait is None:
                     del self._due[move]
@@ -152,7 +168,15 @@ class Scheduler:
             return max(0.0, min(self._due.values(), default=now + LONGEST_SLEEP_SECONDS) - time.monotonic())
 
     def _seconds_until_next(self, keys: Keys, verb: str, answer: Any, limit: int) -> float | None:
-        """Return the seconds until `verb` is due again for a shard; None if it is not."""
+        """
+        Return the seconds until the next promote or reclaim; None if nothing is due later.
+
+        Args:
+            keys: the shard.
+            verb: "promote" or "reclaim".
+            answer: the answer of the last call, or its error.
+            limit: the most messages that the last call could move. If it moved this many, the next call is due now.
+        """
         if isinstance(answer, Exception):
             self._backoff.note(keys, answer)
             if isinstance(answer, RedisUnavailableError):
@@ -168,7 +192,7 @@ class Scheduler:
             return None
         if next_ms == 0 and verb == "reclaim" and self._spares(keys):
             return SPARED_SECONDS
-        # Redis returns a negative number for a due time that is too far ahead.
+        # Redis returns a negative number for a due time that is too far in the future.
         return min(next_ms / 1000, LONGEST_SLEEP_SECONDS) if next_ms >= 0 else LONGEST_SLEEP_SECONDS
 
     def _spares(self, keys: Keys) -> bool:
@@ -179,13 +203,13 @@ class Scheduler:
 @dataclass(slots=True)
 class Registered:
     """
-    The state of a periodic job in Redis, read when it was registered.
+    The state of a periodic job in Redis, read when the job was registered.
 
     Attributes:
         entry: the periodic job.
         now_ms: the Redis clock at the registration, in Unix ms.
-        last: the last handled tick, in Unix seconds.
-        asked: the requested run, in Unix ms; None without a request.
+        last: the time of the last handled tick, in Unix seconds.
+        asked: when an operator requested a run, in Unix ms; None without a request.
     """
 
     entry: Periodic
@@ -195,7 +219,14 @@ class Registered:
 
 
 class DueTick(NamedTuple):
-    """A due tick; `at` is None for a requested run."""
+    """
+    A due run of a periodic job.
+
+    Attributes:
+        row: the job.
+        at: the planned time in Unix seconds; None for a run that an operator requested.
+        call: the call that publishes the message.
+    """
 
     row: Registered
     at: int | None
@@ -204,10 +235,13 @@ class DueTick(NamedTuple):
 
 class Ticker:
     """
-    Register all periodic jobs in one round trip, and publish due ticks in the next.
+    Register periodic jobs and publish their due ticks (planned runs).
 
-    There is no leader, and only the clock of Redis counts. If processes have different schedules, the schedule of the
-    process that started last is used. After Redis has lost its data, the jobs are registered as new.
+    A round needs one round trip to register all jobs, and one to publish.
+
+    There is no leader: every process does this, and Redis accepts each tick once. Only the clock of Redis counts. If
+    processes declare different schedules for a job, the schedule of the process that started last is used. After Redis
+    has lost its data, the jobs are registered as new.
     """
 
     def __init__(self, client: Client, entries: Sequence[Periodic]) -> None:
@@ -235,7 +269,7 @@ class Ticker:
         return max(0.0, min(waits, default=TICKER_SECONDS) - (time.monotonic() - began))
 
     def _register(self) -> list[Registered]:
-        """Register all jobs; return the jobs with a schedule that is not superseded."""
+        """Register all periodic jobs; leave out jobs whose schedule a newer process has replaced."""
         groups = [group for group in self._groups if not self._registering.waits(group[0].queue.keys)]
         requests: list[commands.Request[Any]] = []
         for group in groups:
@@ -243,7 +277,7 @@ class Ticker:
             is_first = group[0].name not in self._started
             requests.append(transitions.register(group[0].queue.keys, schedules, newest=is_first))
         if time.monotonic() >= self._named_until:
-            # A queue may have periodic jobs and no handler here: add it to the queue registry, once a minute.
+            # Once a minute, add the queues to the queue registry. The janitor adds only queues that have a handler.
             self._named_until = time.monotonic() + NAMING_SECONDS
             requests.append(commands.register([group[0].queue.keys.entry for group in self._groups], int(time.time())))
         rows = []
@@ -259,13 +293,13 @@ class Ticker:
                 if state is not None:
                     self._superseded.discard(entry.name)
                     rows.append(Registered(entry, now_ms, state.last, state.asked))
-                elif entry.name not in self._superseded:  # report a superseded schedule once
+                elif entry.name not in self._superseded:  # report a replaced schedule only once
                     self._superseded.add(entry.name)
                     notify(self._client.observers, [ScheduleReplaced(entry.queue.name, entry.name)])
         return rows
 
     def _due(self, row: Registered) -> Iterator[DueTick]:
-        """Yield the due ticks of a job; stop at a tick with a failing body function."""
+        """Yield the due ticks of a periodic job; stop at a tick whose body function raises."""
         entry = row.entry
         keys = entry.queue.keys
         settings = entry.queue.settings
@@ -288,9 +322,13 @@ class Ticker:
             self._failures.pop(entry.name, None)
 
     def _handle_body_failure(self, entry: Periodic, failures: int, error: BaseException) -> None:
-        """Log a failing body function and back off; the testing kit overrides this to raise the error."""
+        """
+        Log that the function that makes the body of a periodic job failed, and call it again later.
+
+        The test kit overrides this method to raise the error.
+        """
         self._failures[entry.name] = (failures, time.monotonic() + seconds_after(BODY_BACKOFF, failures))
-        if failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
+        if failures & (failures - 1) == 0:  # log only the 1st, 2nd, 4th, … failure
             text = "queue %s: the body function of %s failed (attempt %d); its tick waits and is retried"
             logger.error(text, entry.queue.name, entry, failures, exc_info=error)
 
@@ -308,43 +346,50 @@ class Ticker:
                     tick.row.last = tick.at
 
     def _seconds_until_next(self, row: Registered) -> float:
-        """Return the seconds from the registration to the next tick, or to the next retry of a failed tick."""
+        """
+        Return the seconds until the next tick of a job, or the next retry of a failed tick.
+
+        The seconds count from the registration of the job.
+
+        The result is at most TICKER_SECONDS, also while ticks fail. If the job were registered less often, operators
+        would see it as a job without a worker.
+        """
         coming = self._next_tick(row)
-        wait = TICKER_SECONDS if coming is None else min(TICKER_SECONDS, coming - row.now_ms / 1000)
+        wait = TICKER_SECONDS if coming is None else coming - row.now_ms / 1000
         now = time.monotonic()
         _, retry_at = self._failures.get(row.entry.name, (0, now))
-        return max(wait, retry_at - now, self._ticking.seconds_of(row.entry.queue.keys))
+        return min(TICKER_SECONDS, max(wait, retry_at - now, self._ticking.seconds_of(row.entry.queue.keys)))
 
     def _next_tick(self, row: Registered) -> int | None:
-        """Return the next tick to handle; None if the schedule has none."""
+        """Return the Unix time of the next tick to handle; None if the schedule has no more ticks."""
         known = self._next.get(row.entry.name)
         if known is None or known[0] != row.last:
             known = self._next[row.entry.name] = (row.last, row.entry.schedule.next_after(row.last))
         return known[1]
 
 
-#: How often every queue is tidied, at least; the processes choose random times in the second half.
+#: Every queue is tidied at least this often. Between two rounds, a process waits a random time: 50 to 100 % of this.
 ROUND_SECONDS = 30.0
-#: About this many workers tidy each shard of a sharded queue in a round.
+#: About this many worker processes tidy each shard of a sharded queue in each round.
 TIDIERS = 2
-#: The most messages of one collect, because it reads their bodies.
+#: The most dead letters that one call of the script `collect` writes. The limit is low: the script reads bodies.
 COLLECT_LIMIT = 20
 #: How long the janitor moves messages to other shards before it does its other work.
 CHANGES_SECONDS = 0.1
-#: The most frames of a stack, the innermost.
+#: Report at most this many frames of a stack, the innermost frames.
 STACK_FRAMES = 40
-#: The most characters of a frame.
+#: Report at most this many characters of a frame.
 FRAME_CHARACTERS = 300
 #: The most characters of all stacks in a report.
 REPORT_CHARACTERS = 60_000
-#: How often to retry writing the record while its server is unavailable.
+#: The interval between two attempts to write the worker record while Redis is unavailable.
 BEAT_AGAIN_SECONDS = 1.0
-#: Count the workers with every fourth record.
+#: Each time a process has written its worker record this many times, it counts the workers.
 COUNT_BEATS = 4
-#: Remove workers that were silent for an hour with every twelfth record.
+#: Each time a process has written its record this many times, it removes records of workers that were silent for an hour.
 FORGET_BEATS = 12
 
-#: A separate generator, so that an application that seeds `random` gets its expected numbers.
+#: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
 _chance = random.SystemRandom()
 
 
@@ -352,22 +397,26 @@ class HistoryRollup:
     """
     Write the history of queues to Redis, with one entry for each minute.
 
-    Each minute every process reads the entry of each queue, and writes it from a snapshot if it is missing. Two
-    processes may do so at the same time and write nearly the same values. If Redis refuses it, only the history is
-    incomplete.
+    Once a minute, every process reads the current entry of each queue. If the entry is missing, the process takes a
+    snapshot of the queue and writes the entry. Two processes may write the same entry with nearly the same values. If
+    Redis refuses the commands, the history is incomplete, without other consequences.
     """
 
     def __init__(self, client: Client, shards: Callable[[], Iterable[Keys]]) -> None:
-        from reliq.metrics.snapshot import SnapshotReader  # noqa: PLC0415  a satellite
+        from reliq.metrics.snapshot import ShardMaps, SnapshotReader  # noqa: PLC0415  a satellite
 
         self._client = client
         self._shards = shards
         self._unnoted = list[Any]()
-        self._reader = SnapshotReader(client, lambda: self._unnoted)
+        self._reader = SnapshotReader(client, lambda: self._unnoted, ShardMaps(whole=False))
         self._minute = -1
 
     def step(self, now_ms: int) -> None:
-        """Write the missing entries for the minute of `now_ms`, a time of the Redis clock."""
+        """
+        Write the missing entries of all queues for the current minute.
+
+        `now_ms` is the time of the Redis clock, in Unix ms.
+        """
         minute = now_ms // commands.MINUTE_MS
         if minute == self._minute:
             return
@@ -394,7 +443,7 @@ class Janitor:
     """
     Collect dead letters, tidy queues, and move messages when the number of shards changes.
 
-    Without work, a round needs one round trip. The workers of a sharded queue divide its shards among them.
+    If nothing is to be done, a round needs one round trip. The workers of a sharded queue divide its shards among them.
 
     Args:
         client: the client for all calls.
@@ -410,8 +459,8 @@ class Janitor:
         self._served = served
         self._connection = connection
         self._workers = workers
-        self._migrations: dict[str, Iterator[int]] = {}  # the running changes of shards, by queue
-        self._next = _chance.randrange(SHARDS_LIMIT)  # the next shard of each queue
+        self._migrations: dict[str, Iterator[int]] = {}  # by queue: an iterator that moves messages to other shards
+        self._next = _chance.randrange(SHARDS_LIMIT)  # the shard number from which the next round tidies
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._history = HistoryRollup(client, served.shards)
         self._claims: dict[Keys, int] = {}
@@ -419,7 +468,12 @@ class Janitor:
         self._round_at = 0.0
 
     def step(self) -> float:
-        """Collect some garbage of every queue, and tidy some shards if due; return the seconds to wait."""
+        """
+        Turn some garbage into dead letters, and tidy shards if due.
+
+        Returns:
+            The seconds until the next step.
+        """
         shards = self._served.shards()
         if time.monotonic() >= self._round_at:
             self._round_at = time.monotonic() + ROUND_SECONDS * _chance.uniform(0.5, 1)
@@ -436,7 +490,11 @@ class Janitor:
         return max(0.0, self._round_at - time.monotonic())
 
     def _next_part(self, shards: dict[Keys, Handler]) -> dict[Keys, Handler]:
-        """Return the next shards of each queue, which this process tidies in this round."""
+        """
+        Return the shards that this process tidies in this round.
+
+        In each round it tidies the next part of the shards of each queue.
+        """
         first = self._next
         counts = Counter(keys.name for keys in shards)
         shares = {name: -(-TIDIERS * count // self._workers()) for name, count in counts.items()}
@@ -448,7 +506,12 @@ class Janitor:
         }
 
     def _tidy(self, shards: Sequence[Keys]) -> None:
-        """Register the queues, tidy `shards`, check that claim counts grow, and write the history."""
+        """
+        Tidy shards, once in each round.
+
+        Also add the queues to the queue registry and write the history. If the total of all claims in Redis has
+        decreased, Redis has lost data: notify observers.
+        """
         calls: list[commands.Request[Any]] = []
         for keys in shards:
             cursor, lease_cursor = self._cursors.get(keys, (0, 0))
@@ -458,7 +521,7 @@ class Janitor:
         now_ms, *answers, named = self._client.run_all([commands.server_ms(), *calls, naming])
         if isinstance(named, RedisRefusedError):
             notify(self._client.observers, [RedisRefused("", "janitor", str(named))])
-            logger.error("worker: cannot add the queues to the queue registry: %s", named)
+            logger.error("worker: cannot add the queues to the queue registry; retrying: %s", named)
         for keys, cursors, claims in zip(shards, answers[: len(shards)], answers[len(shards) :], strict=True):
             if isinstance(cursors, Exception):
                 self._backoff.note(keys, cursors)
@@ -473,7 +536,11 @@ class Janitor:
             self._history.step(now_ms)
 
     def _migrate(self, shards: list[Keys]) -> Iterator[int]:
-        """Move messages out of `shards` step by step; the process with the first shard finishes the change."""
+        """
+        Move messages out of the shards of one queue, one step at each iteration.
+
+        If `shards` includes the first shard, also finish the change of the number of shards.
+        """
         from reliq.redis.session import Session  # noqa: PLC0415  rarely needed
         from reliq.sharding import ShardChange  # noqa: PLC0415
 
@@ -481,14 +548,15 @@ class Janitor:
         yield from ShardChange(session, shards[0]).steps({keys.shard for keys in shards})
 
     def _step_migrations(self) -> bool:
-        """Make some steps of the running changes; return whether there are more."""
+        """Move messages to other shards for CHANGES_SECONDS; return whether more steps remain."""
         until = time.monotonic() + CHANGES_SECONDS
         while self._migrations and time.monotonic() < until:
             for name, steps in list(self._migrations.items()):
                 try:
                     if next(steps, None) is not None:
                         continue
-                except (RedisUnavailableError, ConfigurationError) as error:  # another process may have finished it
+                except (RedisUnavailableError, ConfigurationError) as error:
+                    # Another process may have finished the change.
                     logger.debug("queue %s: the change of shards is interrupted and will be continued: %s", name, error)
                 except ReliqError as error:
                     logger.warning(
@@ -500,7 +568,11 @@ class Janitor:
         return bool(self._migrations)
 
     def _collect(self, shards: dict[Keys, Handler]) -> bool:
-        """Turn a part of each shard's garbage into dead letters; return whether there may be more."""
+        """
+        Turn garbage into dead letters; return whether more garbage may remain.
+
+        One call takes at most COLLECT_LIMIT messages of each shard.
+        """
         served = [keys for keys in shards if not self._backoff.waits(keys)]
         if not served:
             return False
@@ -525,7 +597,11 @@ class Janitor:
 
 
 def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> commands.StackReport:
-    """Return the stacks of `runs`, and the stack of the event loop if a coroutine is among them."""
+    """
+    Return the stacks of handler calls.
+
+    If a coroutine handler runs, the stack of the event loop is included.
+    """
     stacks = []
     if any(run.task is not None for run in runs):
         stacks.append(commands.HandlerStack("", "", thread_stack(loop_thread)))
@@ -543,7 +619,11 @@ def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> commands.Stac
 
 
 def call_stack(run: HandlerCall) -> tuple[str, ...]:
-    """Return the stack of a handler as `thread_stack` does, without the frames of reliq that called it."""
+    """
+    Return the stack of a handler, without reliq's frames that called it.
+
+    The format is the same as in `thread_stack`.
+    """
     frames = _thread_frames(run.thread) if run.task is None else _task_frames(run.task)
     names = [str(frame.f_globals.get("__name__", "")) for frame in frames]
     while names and (names[-1] == "threading" or names[-1].startswith("reliq.")):
@@ -552,47 +632,49 @@ def call_stack(run: HandlerCall) -> tuple[str, ...]:
 
 
 def thread_stack(thread: int) -> tuple[str, ...]:
-    """Return the stack of a thread, `file:line function` for each frame, the innermost last."""
+    """
+    Return the stack of a thread, the innermost frame last.
+
+    Each frame is a text `file:line function`.
+    """
     return _format_frames(_thread_frames(thread))
 
 
 def _thread_frames(thread: int) -> list[FrameType]:
-    """Return the frames of a thread, the innermost first."""
+    """Return the frames of a thread, the innermost frame first."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001  the documented way to see other threads
     return [] if frame is None else [at for at, _ in walk_stack(frame)]
 
 
 def _task_frames(task: Any) -> list[FrameType]:
-    """Return the frames of a task, the innermost first; other awaitables may have no frames."""
+    """
+    Return the frames of an asyncio task, the innermost first.
+
+    Awaitables without frames are left out.
+    """
     frames = []
     awaitable = task.get_coro()
     while awaitable is not None:
-        frame = (
-            getattr(awaitable, "cr_frame", None)
-            or getattr(awaitable, "gi_frame", None)
-            or getattr(awaitable, "ag_frame", None)
-        )
+        frame = _first_of(awaitable, "cr_frame", "gi_frame", "ag_frame")
         if frame is not None:
             frames.append(frame)
-        awaitable = (
-            getattr(awaitable, "cr_await", None)
-            or getattr(awaitable, "gi_yieldfrom", None)
-            or getattr(awaitable, "ag_await", None)
-        )
+        awaitable = _first_of(awaitable, "cr_await", "gi_yieldfrom", "ag_await")
     return frames[::-1]
 
 
+def _first_of(awaitable: Any, *names: str) -> Any:
+    """Return the first of these attributes that is set. Coroutines and generators have different attributes."""
+    return next(filter(None, (getattr(awaitable, name, None) for name in names)), None)
+
+
 def _format_frames(innermost_first: Sequence[FrameType]) -> tuple[str, ...]:
-    return tuple(
-        printable(
-            clean_text(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}", FRAME_CHARACTERS)
-        )
-        for frame in innermost_first[:STACK_FRAMES]
-    )[::-1]
+    codes = [(frame.f_code, frame.f_lineno) for frame in innermost_first[:STACK_FRAMES]]
+    texts = (f"{code.co_filename}:{line} {code.co_qualname}" for code, line in reversed(codes))
+    return tuple(printable(clean_text(text, FRAME_CHARACTERS)) for text in texts)
 
 
 def _printable_id(held: HeldDelivery) -> str:
-    """Return a message id for JSON; ids of other publishers may contain any bytes."""
+    """Return a message id that JSON can encode; ids of other publishers may contain any bytes."""
     return held.delivery.id.encode("utf-8", "replace").decode()
 
 
@@ -600,17 +682,18 @@ class Heartbeat:
     """
     Write the worker record of this process, and remove it at a clean shutdown.
 
-    With the record, it reads requests for stacks, the shard maps of the queues, and the number of workers.
+    The round trip that writes the record also reads requests for stacks, the shard maps of the queues, and the number
+    of workers.
 
     Args:
         client: the client for all calls.
         served: the queues and their shards.
         inflight: the deliveries of this process.
         last_claim_at: returns the monotonic time of the last completed claim round.
-        report: returns the stacks of the handlers.
+        report: returns the stacks of the running handlers.
 
     Attributes:
-        wake: starts the next step now.
+        wake: called to start the next step now.
     """
 
     def __init__(
@@ -628,7 +711,7 @@ class Heartbeat:
         self._report = report
         self.wake: Callable[[], None] = lambda: None
         self._workers = 1
-        self._requests = 0  # the number of requests for stacks so far
+        self._requests = 0  # how often an operator has requested stacks
         self._answered = 0  # the number of answered requests
         self._id = token()
         self._queues = tuple(handler.queue.name for handler in served.handlers)
@@ -638,7 +721,14 @@ class Heartbeat:
         self._beats = 0
 
     def step(self) -> float:
-        """Write requested stacks and the record if due; return the seconds to wait. Refusals are ignored."""
+        """
+        Write the stacks if an operator requested them, and the worker record if it is due.
+
+        Commands that Redis refuses are ignored.
+
+        Returns:
+            The seconds until the next step.
+        """
         if self._answered < self._requests:
             requests = self._requests
             (answer,) = self._client.run_all([commands.write_report(self._id, self._report())])
@@ -663,7 +753,7 @@ class Heartbeat:
         return BEAT_SECONDS
 
     def workers(self) -> int:
-        """Return the number of worker processes; 1 if no queue is sharded."""
+        """Return the last count of worker processes; 1 without a sharded queue."""
         return self._workers
 
     def leave(self) -> None:
@@ -672,7 +762,7 @@ class Heartbeat:
             self._client.run_all([*commands.remove_worker(self._id)])
 
     def _record(self) -> list[commands.Command[None]]:
-        """Return the commands that write the record and take a request for stacks."""
+        """Return the commands that write the worker record and take a request for stacks from Redis."""
         runs = sorted(self._inflight.runs(), key=lambda run: run.started_at)
         now = time.time()
         epoch = now - time.monotonic()  # the Unix time at which the monotonic clock started

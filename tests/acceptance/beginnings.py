@@ -1,4 +1,4 @@
-"""A consumer whose startup is slow or fails, as the variable HOW demands, and whose shutdown leaves a note."""
+"""A consumer whose startup is slow or fails, as the variable HOW says, and whose shutdown writes a file."""
 
 import asyncio
 import atexit
@@ -72,7 +72,7 @@ def slow(seconds: float, job: Job[float]) -> None:
 
 @consumer.handler(LASTING, timeout=1)
 async def lasting(seconds: float, job: Job[float]) -> None:
-    """Run longer than the timeout, and take a while to clean up."""
+    """Run longer than the timeout, then clean up slowly."""
     note("started", job.id)
     if HOW == "thread":
         await asyncio.to_thread(time.sleep, 1000)

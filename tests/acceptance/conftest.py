@@ -22,7 +22,7 @@ def environment(url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 @pytest.fixture
 def worker(environment: dict[str, str]) -> Iterator[Callable[..., Worker]]:
-    """Start workers of jobs.py, or of the consumer `place`, which starts up as `how` demands; stop them at the end."""
+    """Start workers of jobs.py, or of the consumer `place`, whose startup `how` describes; stop them at the end."""
     with ExitStack() as stack:
 
         def start(*options: str, place: str = "jobs:consumer", how: str = "", change: str = "") -> Worker:

@@ -28,7 +28,7 @@ consumer = Consumer()
 
 
 def notes() -> redis.Redis:
-    """Return the client to which handlers record their work, for the test to read."""
+    """Return the client with which handlers record their work in Redis; the test reads these records."""
     return redis.Redis.from_url(default_url())
 
 
@@ -90,7 +90,7 @@ def stuck(body: int, job: Job[int]) -> None:
 
 
 def hold_first(body: str, job: Job[str]) -> None:
-    """Block the first attempt of the message `held` without an end."""
+    """Block the first attempt of the message `held` forever."""
     note("started", f"{body} {job.attempt}")
     note("pid", str(os.getpid()))
     while body == "held" and job.attempt == 1:

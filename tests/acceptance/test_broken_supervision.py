@@ -25,9 +25,8 @@ from worker_process import AT_ONCE, Worker, environment_for, works
 
 import reliq
 from reliq import Queue, WorkerSettings
-from reliq.errors import ConfigurationError
 from reliq.lua.transitions import CallNumber
-from reliq.supervisor.child import Child, Folder
+from reliq.supervisor.child import Folder
 from reliq.supervisor.plan import ChildPlan
 from reliq.supervisor.status import ProcessStatusView
 from reliq.supervisor.supervisor import Supervisor
@@ -36,13 +35,17 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def plan(tmp_path):
+def board():
+    """The status of a child process with two handlers."""
+    return ProcessStatusView(["once", "slow"], 2)
+
+
+@pytest.fixture
+def plan(board):
     """The plan of a child process that stops after one job."""
-    board = tmp_path / "board"
-    ProcessStatusView(board, ["once", "slow"], 2)
     settings = WorkerSettings(concurrency=2, grace=0.2, max_jobs=1)
-    files = {"board": str(board), "report": str(tmp_path / "report")}
-    return ChildPlan(consumer="stubborn:consumer", queues=("once",), settings=settings, log_level="info", **files)
+    own = {"settings": settings, "log_level": "info", "board": board.descriptor}
+    return ChildPlan(consumer="stubborn:consumer", queues=("once",), **own)
 
 
 #: A child with a short stop margin, to keep the test short.
@@ -54,7 +57,7 @@ def child(program):
     """Start a child process as a supervisor does; it ends with the test."""
 
     def start(plan):
-        process = program(IMPATIENT)
+        process = program(IMPATIENT, pass_fds=[plan.board])
         process.stdin.write(plan.as_line())
         process.stdin.flush()
         return process
@@ -70,14 +73,14 @@ def test_process_that_stops_itself_ends_although_its_lifespan_hangs(child, plan,
     assert jobs.ONCE.counts().totals["acked"] == 1
 
 
-def test_process_that_stops_itself_reports_the_messages_that_it_cut_off(child, plan, jobs, client):
+def test_process_that_stops_itself_reports_the_messages_that_it_cut_off(child, plan, board, jobs, client):
     process = child(replace(plan, queues=("once", "slow")))
     id = jobs.SLOW.publish(1.0).id
     eventually(lambda: client.scard("note:started"), "a handler runs that never ends")
     process.terminate()
 
     assert process.wait(100) == 75
-    assert [(row["queue"], row["id"]) for row in json.loads(Path(plan.report).read_text())] == [("slow", id)]
+    assert [(row["queue"], row["id"]) for row in json.loads(board.report)] == [("slow", id)]
 
 
 @pytest.fixture
@@ -108,11 +111,11 @@ def test_folder_that_another_user_made_anew_is_not_used(tmp_path, monkeypatch):
     shutil.rmtree(first)
     first.mkdir(mode=0o777)
 
-    folder.restore("metrics")
+    folder.restore()
 
     assert folder.path != first
     assert list(first.iterdir()) == []
-    folder.remove()
+    folder.close()
 
 
 def test_folder_that_cannot_be_made_anew_closes_nothing_but_its_lock(tmp_path, monkeypatch):
@@ -123,35 +126,12 @@ def test_folder_that_cannot_be_made_anew_closes_nothing_but_its_lock(tmp_path, m
     others = []
     for _ in range(2):
         with pytest.raises(OSError, match="no space"):
-            folder.restore("metrics")
+            folder.restore()
         others += os.pipe()
 
     assert [os.fstat(descriptor) for descriptor in others]
     for descriptor in others:
         os.close(descriptor)
-
-
-def test_processes_that_leave_keep_their_worker_running_without_its_folder(folder_of, worker, jobs, client):
-    process = worker("--queue", "once", "--queue", "lasting", "--max-jobs", "2", "--concurrency", "2", change=AT_ONCE)
-    jobs.LASTING.publish(0.0)
-    eventually(lambda: client.scard("note:started") == 1, "a long handler runs")
-    shutil.rmtree(folder_of())
-    jobs.ONCE.publish_many(range(20))
-
-    eventually(lambda: jobs.ONCE.counts().totals.get("acked") == 20, "successors work")
-
-    assert process.stop() == 0
-    assert jobs.LASTING.counts().totals["acked"] == 1
-    assert not process.said("Traceback"), "".join(process.lines)
-
-
-def test_files_of_replaced_processes_are_removed(folder_of, worker, jobs):
-    process = worker("--queue", "once", "--max-jobs", "1", "--concurrency", "1", change=AT_ONCE)
-    for number in range(1, 3):
-        jobs.ONCE.publish(number)
-        eventually(lambda n=number: "".join(process.lines).count("(jobs); starting another") >= n, "one is replaced")
-
-    eventually(lambda: len(list(folder_of().iterdir())) <= 2, "a board is left, and the metrics' folder")
 
 
 def test_long_handlers_beside_max_jobs_leave_no_worker_idle(worker, jobs, client):
@@ -186,7 +166,7 @@ def test_processes_of_changed_code_leave_and_the_worker_says_what_to_do(tmp_path
         first, second = worker.children()
         module.write_text(JOBS.format("another-name"))
         first.kill()
-        eventually(lambda: worker.said("the code has changed since this worker started"), "its successor leaves")
+        eventually(lambda: worker.said("the code has changed since its worker started"), "its successor leaves")
         queue.publish({})
         eventually(lambda: queue.counts().totals.get("acked"), "the other process works")
 
@@ -244,7 +224,7 @@ def test_processes_of_a_checkout_that_is_not_installed_import_reliq(checkout, en
 def test_process_that_ends_with_78_after_a_good_start_is_replaced(worker, jobs, client):
     process = worker("--queue", "deadly", "--processes", "1", change=AT_ONCE)
     jobs.DEADLY.publish("misconfigured")
-    eventually(lambda: process.said("ended with 78"), "its handler has ended a process")
+    eventually(lambda: process.said("ended with exit code 78"), "its handler has ended a process")
     client.config_set("maxmemory-policy", "volatile-lru")
     try:
         eventually(
@@ -329,16 +309,10 @@ def test_supervisor_looks_on_while_the_recovery_of_dead_processes_is_blocked(sup
     assert ended == [(pid, True) for pid in reaped]
 
 
-def test_worker_without_room_for_its_files_says_so_at_its_start(supervisor):
-    (supervisor.folder / "board-0.new").symlink_to("/dev/full")
-
-    with pytest.raises(ConfigurationError, match=r"needs \d+ KiB for temporary files in .*; free space there"):
-        supervisor.run()
-
-
 def test_child_that_cannot_be_looked_after_holds_up_no_other(supervisor, caplog):
     healthy = supervisor.children[0]
-    supervisor.children.insert(0, Child(7, supervisor.folder, None, []))  # without a pulse its check raises
+    broken = Mock(process=None, done=False, pid=0, may_start=Mock(side_effect=RuntimeError))
+    supervisor.children.insert(0, broken)
 
     supervisor._look()
 
@@ -353,22 +327,21 @@ def supervisor(jobs, plan):
     supervisor = Supervisor(jobs.consumer, plan, processes=1)
     yield supervisor
     supervisor._background.close()
-    supervisor._folder.remove()
 
 
 def reap(supervisor, child, report):
     """End a child process with a report, and let its supervisor handle the end."""
     child.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(75)"])
     child.process.wait()
-    child.report.write_text(report)
+    os.pwrite(child.board.descriptor, report.encode(), len(child.board._memory))
     supervisor._reap(child)
     assert supervisor._background.wait(60)
 
 
 @pytest.mark.parametrize(
     "half",
-    ['[{"queue": "slow", "id"', "", "[1]", '[{"queue": "slow", "shard": 0, "no": "receipt"}]'],
-    ids=["cut off", "empty", "a number", "no receipt"],
+    ['[{"queue": "slow", "id"', "[1]", '[{"queue": "slow", "shard": 0, "no": "receipt"}]'],
+    ids=["cut off", "a number", "no receipt"],
 )
 def test_process_with_an_unreadable_report_is_logged_and_replaced(supervisor, caplog, half):
     child = supervisor.children[0]
@@ -376,7 +349,7 @@ def test_process_with_an_unreadable_report_is_logged_and_replaced(supervisor, ca
     reap(supervisor, child, half)
 
     assert supervisor.children != [child]
-    assert "cannot read the report of a dead process" in caplog.text
+    assert "cannot read the report of this dead process" in caplog.text
 
 
 def all_claimed(queue, lane):
@@ -402,5 +375,5 @@ def test_process_that_cannot_be_started_is_tried_again(supervisor, caplog, monke
 
     supervisor._look()
 
-    assert "could not start a worker process; retrying" in caplog.text
+    assert "worker: could not start a process; retrying" in caplog.text
     assert (child.process, child.done) == (None, False)

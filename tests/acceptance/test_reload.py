@@ -49,11 +49,12 @@ def test_reload_restarts_the_worker_and_waits_for_a_broken_source(tmp_path, url,
         # Change the length too: Python takes a source with the same second and length for the compiled source.
         (tmp_path / "words.py").write_text("WORD = 'two'  # changed")
         eventually(lambda: worker.said("words.py changed: restarting"), "the change is noticed")
-        eventually(lambda: worker.said("stopping: 1 handler"), "the first version stops")
+        eventually(lambda: worker.said("worker: stopping; waiting"), "the first version stops")
         (tmp_path / "gate").write_text("")
         # The old worker may claim until it has stopped.
         eventually(
-            lambda: sum("ready: working on q" in line for line in worker.lines) == 2, "the second version begins"
+            lambda: sum("worker: ready; working on q" in line for line in worker.lines) == 2,
+            "the second version begins",
         )
         queue.publish({"n": 2})
         eventually(lambda: worker.said("two ends 2"), "the second version works")

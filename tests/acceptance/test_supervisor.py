@@ -21,7 +21,7 @@ def test_message_cut_off_at_the_end_of_the_grace_period_returns_unspent(worker, 
 
     counts = jobs.SLOW.counts()
     assert (counts.ready, counts.unack) == (1, 0)
-    assert process.said(f"ended before its handlers; returned to queue slow: {id}")
+    assert process.said(f"ended before its handlers; returned messages to queue slow: {id}")
     assert client.hvals(jobs.SLOW.keys.retries_left) == [b"3"]
 
 
@@ -91,6 +91,9 @@ def test_worker_refuses_a_redis_that_may_evict_unless_allowed(worker, jobs, clie
         refused = worker("--queue", "once", "--burst-delayed")
         assert refused.wait() == 78
         assert refused.said("maxmemory-policy must be noeviction, not volatile-lru")
+        assert refused.said(
+            "set it in redis.conf, or in the parameter group or console of a managed Redis, or start with"
+        )
         assert refused.said("--allow-eviction")
 
         assert worker("--queue", "once", "--burst-delayed", "--allow-eviction").wait() == 0

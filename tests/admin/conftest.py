@@ -87,7 +87,7 @@ def queue(url):
 
 @pytest.fixture
 def die(queue):
-    """Publish messages and reject them; each becomes a dead letter."""
+    """Publish messages and reject them, so that each becomes a dead letter."""
 
     def make(*ids, error="bad card", **options):
         for id in ids:
@@ -143,7 +143,7 @@ def login(client, url):
 
 @pytest.fixture
 def refused(client):
-    """Return what Redis refused to users since the last login, without the optional commands of a new connection."""
+    """Return the commands that Redis has refused since `login`, without the optional commands of a new connection."""
     return lambda: sorted(
         {one["object"] for one in client.acl_log() if not one["object"].startswith(("client", "info"))}
     )

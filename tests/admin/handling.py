@@ -1,4 +1,4 @@
-"""Handle, reject, read and search all messages of a queue."""
+"""Helpers that handle, reject, read and search all messages of a queue."""
 
 from transition import run_transition
 

@@ -50,7 +50,7 @@ def bodies():
 
 
 def complaints(text):
-    """Return the characters of a text that a terminal obeys, hides or reorders."""
+    """Return the characters of a text that control a terminal, are invisible, or change the order of text."""
     bad = ("Cc", "Cf", "Cs", "Zl", "Zp")
     return sorted({repr(one) for one in text if one != "\n" and unicodedata.category(one) in bad})
 
@@ -76,7 +76,7 @@ def spoil(client, name="q", number=1000):
 
 
 def _beside(many, keys, ids):
-    """Write hostile ends, dead letters, totals, a pause, workers and names."""
+    """Write hostile values into the Redis keys for ended messages, dead letters, totals, pause, workers and names."""
     values = list(bodies())
     for at in range(100):
         note, id, kind = NOTES[at % len(NOTES)], ids[at], TEXTS[at % len(TEXTS)]
@@ -113,7 +113,7 @@ def _beside(many, keys, ids):
 
 
 def _of_keys(many, keys, ids):
-    """Write invalid key queues, places without a message, and limits without meaning."""
+    """Write invalid key queues, used slots of keys without a message, and invalid limits."""
     for at, text in enumerate(TEXTS):
         many.execute_command("ZADD", keys.ring, at, text)
         many.execute_command("ZADD", keys.asleep, SCORES[at], text + b" too")

@@ -3,16 +3,20 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import redis
+from transition import run_transition
 
 import reliq
 from reliq import Admin, ConfigurationError, PublishFailed, Queue, RedisRefusedError
-from reliq.admin.words import ROLES
+from reliq.admin.acl import ALONE
+from reliq.admin.filters import ROLES
 from reliq.keys import Keys
 from reliq.metrics.snapshot import SnapshotReader
+from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
@@ -32,9 +36,15 @@ REFUSED = {
     "viewer": (f"SET {Q.paused} 1", f"DEL {Q.ready}"),
 }
 REFUSED_BY_SELECTORS = {
-    "producer": (f"GET {BODY}", f"ZREM {Q.pending} x", f"DEL {BODY}", f"DEL {Q.ready}", f"ZADD {Q.unack} 1 m"),
+    "producer": (f"GET {BODY}", f"ZREM {Q.pending} x", f"DEL {BODY}", f"DEL {Q.ready}", f"ZREM {Q.unack} m"),
     "consumer": ("HGETALL reliq:queues", f"SET {Q.paused} 1", f"DEL {Q.ready}"),
 }
+
+
+def unused(client, role):
+    """Return the commands that the table of a role has, and that Redis has not run since its statistics were reset."""
+    ran = {name.removeprefix("cmdstat_").upper() for name in client.info("commandstats")}
+    return {command for commands, _ in ALONE[role] for command in commands.split()} - ran
 
 
 @pytest.fixture
@@ -77,19 +87,25 @@ def test_method_that_a_role_may_not_call_raises(role, login, url, claim):
     assert theirs.counts().ready == 1
 
 
-def test_producer_may_publish_in_every_way(login, refused, layout, url):
+def test_producer_may_publish_in_every_way_and_needs_every_right(login, refused, client, layout, url):
+    client.config_resetstat()
     queue = Queue("q", bytes, url=login("producer", "q", layout=layout), layout=layout)
 
     queue.publish(b"now")
     queue.publish(b"late", delay=60)
     queue.publish(b"sooner", delay=1, id="mine", dedup=5)
     Queue("q", bytes, url=url, layout=layout).cancel("mine", tombstone=60)
-    again = [queue.publish(b"again", id="mine").status, queue.publish(b"again", id="mine", replace=True).status]
+    again = [queue.publish(b"again", id="mine").status, queue.publish(b"again", id="mine", ignore_dedup=True).status]
     bulk = queue.publish_many([b"1", b"2"])
+    if not layout.bare:
+        queue.publish(b"newer", id="mine", on_conflict="replace")
+        queue.schedule("tenant", every=3600, body=b"due")
+        assert [queue.pause_schedule("tenant"), queue.resume_schedule("tenant")] == [True, True]
 
     assert again == ["tombstoned", "published"]
     assert bulk.published == 2
     assert refused() == []
+    assert unused(client, "producer") <= ({"GETRANGE", "HGET"} if layout.bare else set())
 
 
 def test_producer_without_eval_publishes_once_the_scripts_are_loaded(login, refused, client, command):
@@ -126,7 +142,7 @@ def test_doctor_warns_about_a_producer_that_may_run_any_script(login, url, knows
 
 
 @pytest.mark.parametrize("shards", [1, 4], ids="{} shards".format)
-def test_consumer_may_run_a_whole_worker(login, refused, client, url, shards):
+def test_consumer_may_run_a_whole_worker_and_needs_every_right(login, refused, client, url, shards):
     queue = Queue("errands", str, url=url, retries=2)
     client.set(queue.keys.map, ShardMap(1, shards, shards).text)
     queue.publish_many(["ack", "nack", "snooze", "reject"])
@@ -135,6 +151,7 @@ def test_consumer_may_run_a_whole_worker(login, refused, client, url, shards):
     as_consumer = login("consumer", "errands")
     environment = {**os.environ, "PYTHONPATH": f"{Path(__file__).parent}:{PACKAGE.parent}"}
     command = [sys.executable, "-m", "reliq", "worker", "errands:consumer", "--burst-delayed", "--url", as_consumer]
+    client.config_resetstat()
 
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -143,6 +160,25 @@ def test_consumer_may_run_a_whole_worker(login, refused, client, url, shards):
     assert (totals["acked"], totals["dead"], totals["nacked"], totals["snoozed"]) == (5, 1, 2, 1)
     assert queue.counts().missing == 0
     assert refused() == []
+    # LPOP is for queues that share a wait. A worker counts workers (ZCOUNT) if it has read the map before its first record.
+    # A worker that stops while it watches a shard wakes others (RPUSH). The other commands move messages to other shards.
+    assert unused(client, "consumer") <= {"LPOP", "RPUSH", "SCAN", "SSCAN", "WAIT", "ZCOUNT"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_status_and_results_are_for_consumers_operators_and_viewers(role, login, url, claim):
+    theirs = Queue("q", bytes, url=url)
+    ids = [theirs.publish(b"body").id for _ in range(2)]
+    run_transition(theirs, "ack", [(claim(theirs)[0], None)], results=["0 1 7"], keep_ms=60_000)
+    queue = Queue("q", bytes, url=login(role, "q"))
+
+    if role in ("consumer", "operator", "viewer"):
+        assert [queue.status(id).state for id in ids] == ["acked", "ready"]
+        assert queue.status(ids[0]).result == 7
+    else:
+        for id in ids:
+            with pytest.raises(RedisRefusedError, match="permission|NOPERM|can't|may not"):
+                queue.status(id)
 
 
 def test_operator_may_put_a_redis_key_of_another_type_aside(login, refused, client, layout):
@@ -155,20 +191,25 @@ def test_operator_may_put_a_redis_key_of_another_type_aside(login, refused, clie
     assert refused() == []
 
 
-def test_exporter_may_read_every_figure(login, refused, url, layout, claim):
+def test_exporter_may_read_every_figure_and_needs_every_right(login, refused, client, url, layout, claim):
     queue = Queue("q", bytes, url=url, layout=layout)
     queue.publish_many([b"body"] * 3)
     queue.publish(b"late", delay=60)
     claim(queue)
-    snapshots = SnapshotReader(Client(Connection.to(login("exporter", "q", layout=layout)).wire()))
+    exporter = Client(Connection.to(login("exporter", "q", layout=layout)).wire())
+    snapshots = SnapshotReader(exporter)
+    client.config_resetstat()
 
     look = snapshots.look()
+    snapshots.look((time.time() + 3600) * 1000)  # counts the message that is due by then
+    [[memory]] = exporter.run_everywhere([commands.server_facts("memory")]).values()
 
     [sight] = look.queues.values()
     assert (sight.ready, sight.pending, sight.unack, sight.backlog) == (2, 1, 1, 2)
     assert set(sight.oldest) == ({"pending", "unack", "retry"} | ({"ready"} if not queue.keys.bare else set()))
-    assert look.facts["maxmemory_policy"]
+    assert memory["maxmemory_policy"]
     assert refused() == []
+    assert unused(client, "exporter") <= ({"GETRANGE", "LINDEX"} if layout.bare else set())
 
 
 def test_acl_prints_a_command_that_redis_accepts(command, client, knows_selectors):

@@ -166,6 +166,11 @@ def test_operator_may_change_shards_periodic_entries_and_due_times(login, refuse
         admin.run_cron("q", "daily", wait=0.01)
     client.hset(queue.keys.cron, "daily seen", 1)
     admin.delete_cron("q", "daily")
+    queue.schedule("tenant", every=60, body={})
+    admin.pause_schedule("q", "tenant")
+    assert [one.name for one in admin.schedules("q")] == ["tenant"]
+    assert admin.resume_schedule("q", "tenant")
+    admin.delete_schedule("q", "tenant")
     assert admin.reschedule("q", "order-1", delay=900) == "rescheduled"
     admin.stacks(["w"], for_seconds=0.01)
     admin.queues(["q"], scan=True)

@@ -108,7 +108,7 @@ def test_environment_overrides_the_file_and_empty_variables_do_not_count(command
     assert values["max-jobs"] == (4, path)
     assert values["metrics-port"] == (None, "default")
     assert (
-        "RELIQ_CONCURENCY is no setting; is RELIQ_CONCURRENCY meant?"
+        "RELIQ_CONCURENCY is not a setting; did you mean RELIQ_CONCURRENCY?"
         in command("worker", "--show-settings").out.splitlines()
     )
 
@@ -186,11 +186,11 @@ def make_foreign(path):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (make_foreign, "[tool.reliq] is not used, as {path} belongs to user 65534: change the owner, or set RELIQ_ "),
-        (lambda path: make_foreign(path.parent), "[tool.reliq] is not used, as {path.parent} belongs to user 65534: "),
-        (lambda path: path.chmod(0o646), "[tool.reliq] is not used, as every user can write to {path}: chmod o-w, or "),
-        (lambda path: path.parent.chmod(0o757), "[tool.reliq] is not used, as every user can write to {path.parent}: "),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "{path} cannot be read: it is no regular file; "),
+        (make_foreign, "[tool.reliq] is not used: {path} belongs to user 65534; change the owner, or set RELIQ_ "),
+        (lambda path: make_foreign(path.parent), "[tool.reliq] is not used: {path.parent} belongs to user 65534; "),
+        (lambda path: path.chmod(0o646), "[tool.reliq] is not used: every user can write to {path}; chmod o-w, or "),
+        (lambda path: path.parent.chmod(0o757), "[tool.reliq] is not used: every user can write to {path.parent}; "),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "{path} cannot be read: it is not a regular file; "),
         (lambda path: (path.unlink(), path.symlink_to(path)), "{path} cannot be read: "),
         (lambda path: path.write_text("a = " + 20_000 * "["), "{path} cannot be read: "),
     ],
@@ -237,7 +237,7 @@ def test_command_in_a_deleted_folder_is_a_one_line_error(command, written):
     Path.cwd().rmdir()
 
     for words in (["queues"], ["worker", "--show-settings"], ["worker", "jobs:consumer"]):
-        assert command(*words) == (2, "", "reliq: the working folder was deleted: change to another one\n")
+        assert command(*words) == (2, "", "reliq: the working folder was deleted: change to another folder\n")
 
 
 @pytest.mark.parametrize("boundary", ["root of a repository", "folder of every user"])

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tenacity import wait_fixed
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Queue
 from reliq.cli.watch import draw
+from reliq.keys import WORKERS_KEY
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
-from reliq.worker.upkeep import Ticker
+from reliq.worker.upkeep import TICKER_SECONDS, Ticker
 
 
 @pytest.fixture
@@ -79,17 +81,60 @@ def test_cron_list_and_watch_show_entries_with_problems(ticker, command, admin, 
     gone("daily")
     client.hset("{reliq:reports}:cron", "hourly last", int(time.time()) - 7300)
     lines = watched()
-    assert any(re.match(r"hourly: its tick is [12]h\d*m? late: ", line) for line in lines)
+    assert any(re.match(r"hourly: its tick is [12]h\d*m? late, ", line) for line in lines)
     assert any(line.startswith("daily: no worker has it: ") for line in lines)
     client.hset("{reliq:reports}:cron", "spoilt schedule", "x")
     command("pause", "reports", "--cron", "hourly", "--reason", "the warehouse moves")
 
     said = command("cron", "list").out
 
-    assert "daily: no worker has it: none of them runs, or it is no more in the code" in said
+    assert "daily: no worker has it: none runs. Start one, or delete the job if it is no longer in the code: `" in said
+    assert "`reliq delete reports --cron daily`" in said
     assert re.search(r"hourly: paused by \S+ \S+ ago: the warehouse moves", said)
-    assert re.search(r"hourly: its tick is [12]h\d*m? late: see the logs of its workers", said)
-    assert "spoilt: its schedule cannot be read here" in said
+    assert re.search(
+        r"hourly: its tick is [12]h\d*m? late, although a worker runs it: its body function fails, or ", said
+    )
+    assert "spoilt: this version of reliq cannot read its schedule" in said
+
+
+def test_cron_list_suggests_no_deletion_while_a_worker_may_be_alive(ticker, command, client, gone, url):
+    gone("daily")
+    consumer = Consumer(url)
+    consumer.handler(Queue("others", dict, url=url))(lambda body: None)
+    consumer.start()
+    try:
+        said = eventually(lambda: "process runs" in (out := command("cron", "list").out) and out, "the worker is known")
+    finally:
+        consumer.stop()
+
+    assert "daily: no worker has it: 1 worker process runs, without it in the code" in said
+    assert "delete" not in said
+
+    client.config_set("maxmemory", 1)  # no worker can write its record
+    try:
+        client.delete(WORKERS_KEY)
+        said = command("cron", "list").out
+    finally:
+        client.config_set("maxmemory", 0)
+    assert "daily: no worker has reported it for 1m" in said
+    assert ", and the workers are unknown" in said
+    assert "delete" not in said
+
+
+def test_entry_with_a_failing_body_stays_registered_and_is_late(url, reports, client, command, monkeypatch):
+    monkeypatch.setattr("reliq.worker.upkeep.BODY_BACKOFF", wait_fixed(60))
+    consumer = Consumer()
+    consumer.every(10, queue=reports, body=lambda tick: 1 / 0, name="broken")
+    one = Ticker(Client(Connection.to(url).anew().wire()), consumer.periodic)
+    one.step()
+    client.hset("{reliq:reports}:cron", "broken last", int(time.time()) - 600)
+
+    assert [one.step() <= TICKER_SECONDS for _ in range(2)] == [True, True]
+
+    assert re.search(
+        r"broken: its tick is (9m\d+s|10m.*) late, although a worker runs it: its body function",
+        command("cron", "list").out,
+    )
 
 
 def test_cron_run_of_a_paused_entry_is_published_by_a_worker(ticking, command, reports):
@@ -104,13 +149,13 @@ def test_cron_run_of_a_paused_entry_is_published_by_a_worker(ticking, command, r
 
 
 def test_cron_run_without_a_worker_is_refused_or_withdrawn(ticker, command, admin, client, gone):
-    with pytest.raises(ConfigurationError, match="no worker has published the periodic entry 'daily' within 0.01 s"):
+    with pytest.raises(ConfigurationError, match="no worker has published the periodic job 'daily' within 0.01 s"):
         admin.run_cron("reports", "daily", wait=0.01)
     assert not client.hexists("{reliq:reports}:cron", "daily asked")
 
     gone("daily")
     ran = command("cron", "run", "reports", "daily")
-    assert (ran.code, "no worker has the periodic entry 'daily' now" in ran.err) == (2, True)
+    assert (ran.code, "no worker has the periodic job 'daily' now" in ran.err) == (2, True)
 
 
 def test_cron_run_repeated_before_its_publish_is_published_once(ticker, admin, client, monkeypatch):
@@ -149,9 +194,9 @@ def test_cron_resume_skips_and_counts_the_ticks_of_a_pause_without_workers(ticke
     assert registered == ["reports"], "a queue that only ticks"
 
 
-def test_cron_forget_is_refused_while_a_worker_has_the_entry(ticker, command, client, admin, gone):
+def test_delete_of_a_periodic_job_is_refused_while_a_worker_has_it(ticker, command, client, admin, gone):
     refused = command("delete", "reports", "--cron", "daily", "--yes")
-    assert (refused.code, "take it out of the code" in refused.err) == (2, True)
+    assert (refused.code, "remove the job from the code" in refused.err) == (2, True)
     gone("daily")
 
     assert command("delete", "reports", "--cron", "daily", "--yes").out == "daily of reports is deleted\n"
@@ -164,9 +209,9 @@ def test_unknown_entry_is_refused(ticker, command):
     for words in ("cron run reports nope", *(f"{verb} reports --cron nope" for verb in ("pause", "resume"))):
         assert command(*words.split())[::2] == (
             2,
-            "reliq: queue 'reports' has no periodic entry 'nope'; it has daily, hourly\n",
+            "reliq: queue 'reports' has no periodic job 'nope'; it has daily, hourly\n",
         )
-    assert "no periodic entry 'nope'" in command("delete", "reports", "--cron", "nope", "--yes").err
+    assert "no periodic job 'nope'" in command("delete", "reports", "--cron", "nope", "--yes").err
     assert command("pause", "reports", "--cron", "daily", "--for", "1h").code == 2
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from handling import bury_all, handle_all
 
-from reliq import Queue
+from reliq import Queue, Tasks
 from reliq.admin import Filter
 from reliq.admin.bulk import copy_id
 
@@ -68,7 +68,7 @@ def test_dead_show_prints_the_whole_letter(command, queue, die):
     assert re.search(r"^ +dead letter  \S+, died 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC$", shown, re.MULTILINE)
     assert command("show", "q", "m", "--raw").out == '{"id":"m"}'
     assert command("show", "q", "m", "--json").json["headers"] == {"tenant": "acme"}
-    queue.publish({"id": "again"}, id="m", replace=True)
+    queue.publish({"id": "again"}, id="m", ignore_dedup=True)
     told = command("show", "q", "m", "--json").json
     (letter,) = told["letters"]
     assert (told["state"], letter["payload"], letter["headers"]) == ("ready", {"id": "m"}, {"tenant": "acme"})
@@ -98,7 +98,7 @@ def test_redrive_obeys_retries_delay_and_limit(command, queue, letters, client):
 
 def test_redrive_of_an_id_that_lives_or_has_no_letter_reports_it(command, queue, die):
     die("m", "n")
-    queue.publish({}, id="m", replace=True)
+    queue.publish({}, id="m", ignore_dedup=True)
 
     assert command("redrive", "q", "m").out == "0 redriven, 1 kept: their ids are in use, or the queue refuses them\n"
     ran = command("redrive", "q", "n", "nobody")
@@ -123,7 +123,7 @@ def test_redrive_to_another_queue_keeps_headers_and_retries(command, queue, url,
 
 
 def test_id_of_a_copy_belongs_to_one_death_and_does_not_grow(queue, die):
-    die("m", "m", replace=True)
+    die("m", "m", ignore_dedup=True)
     first, second = queue.dead_letters()
 
     assert copy_id(first) != copy_id(second)
@@ -194,3 +194,17 @@ def test_redriven_letter_keeps_its_key_or_priority(command, queue, url, client, 
     assert command("redrive", "q", "b", "--to", "other").out == "1 redriven\n"
     [copy] = client.lrange(other.keys.line(line), 0, -1)
     assert client.hget(other.keys.retries_left, copy) == f"12 {line}".encode()
+
+
+def test_task_chooses_messages_by_their_task(command, url):
+    app = Tasks("tasks", url=url)
+    for name in ("send", "charge"):
+        app.task(name=name, retries=0)(lambda: 1 / 0).options(id=name).publish()
+
+    assert re.search(r"^ +task +send$", command("show", "tasks", "send").out, re.MULTILINE)
+    assert [one["id"] for one in command("list", "tasks", "--task", "charge", "--json").json] == ["charge"]
+    app.drain(raise_errors=False)
+    letters = command("list", "tasks", "--state", "dead", "--task", "send", "--json").json
+    assert [one["id"] for one in letters] == ["send"]
+    assert command("redrive", "tasks", "--task", "send", "--yes").code == 0
+    assert (app.queue.counts().dead, app.queue.counts().ready) == (1, 1)

@@ -5,6 +5,7 @@ import pytest
 from reliq import Admin
 from reliq.admin.doctor import Finding, check_facts, merged, tls
 from reliq.redis.url import address
+from reliq.testing.server import EmbeddedRedis
 
 SOUND = {
     "redis_version": "8.2.2",
@@ -31,7 +32,6 @@ NODE = {
 }
 #: Settings that differ from a sound server, the finding about them, and its verdict.
 DIFFERENT = [
-    ({"redis_version": "6.0.16"}, "version", "bad"),
     ({"redis_version": "6.2.19"}, "version", "warning"),
     ({"redis_version": "6.2.20"}, "version", "ok"),
     ({"redis_version": "7.0.15"}, "version", "warning"),
@@ -163,3 +163,16 @@ def test_doctor_prints_findings_and_exits_by_the_worst(command, configured, clie
     assert ("unknown" in found.values(), found["eviction"]) == (False, "ok")
     assert "bad      eviction: maxmemory-policy is volatile-ttl\n         means: " in bad.out
     assert "mend: CONFIG SET maxmemory-policy noeviction" in bad.out
+
+
+@pytest.mark.parametrize("rule", ['rename-command CONFIG ""', "user default on nopass ~* &* +@all -config"])
+def test_managed_redis_that_denies_config_is_checked_and_its_console_named(rule, server_path, tmp_path):
+    (tmp_path / "service.conf").write_text(rule)
+    options = {"include": str(tmp_path / "service.conf"), "maxmemory-policy": "volatile-lru"}
+    with EmbeddedRedis(server=server_path, options=options) as service:
+        found = {one.name: one for one in Admin(service.url).doctor(roles=["producer"])}
+
+    where = "in redis.conf, or in the parameter group or console of a managed Redis"
+    assert (found["eviction"].verdict, found["eviction"].mend) == ("bad", f"set maxmemory-policy noeviction {where}")
+    assert (found["persistence"].verdict, found["persistence"].mend) == ("warning", f"set appendonly yes {where}")
+    assert (found["replicas"].verdict, found["eval"].verdict) == ("warning", "warning")

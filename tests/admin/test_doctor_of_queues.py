@@ -4,7 +4,7 @@ import pytest
 
 from reliq import OutgoingMessage, Queue
 from reliq.admin import Admin
-from reliq.keys import Keys, Layout, home
+from reliq.keys import home
 from reliq.lua import transitions
 from reliq.redis.shards import ShardMap
 
@@ -52,23 +52,6 @@ def test_doctor_reports_an_unreadable_registry_as_unknown(client, login):
 
     assert finding.verdict == "unknown"
     assert "registry cannot be read" in finding.what
-
-
-def test_doctor_reports_limits_that_a_queue_cannot_have(url, found, client):
-    go = Keys("x;reboot", Layout.hdt3213())
-    client.hset(go.limits, mapping={"on": 1, "per_key": 0})
-    client.hset("reliq:queues", go.entry, 1)
-    sharded = Queue("wide", dict, url=url)
-    sharded.publish({})
-    Admin(url).resize("wide", 2)
-    client.hset(sharded.keys.limits, "on", 1)
-
-    told = {what.partition(":")[0]: mend for _, what, mend in found()}
-
-    limits = "the limits of x;reboot are malformed"
-    assert set(told) == {"x;reboot has limits in the Go layout", limits, "wide has keys or limits, and 2 shards"}
-    assert told[limits] == "reliq limits 'x;reboot' --clear NAME"
-    assert told["wide has keys or limits, and 2 shards"] == "reliq shards wide 1"
 
 
 SHARDS = 4

@@ -7,8 +7,10 @@ import pytest
 
 from reliq import Queue
 from reliq.errors import ConfigurationError
+from reliq.keys import Keys
 from reliq.redis import commands
 from reliq.redis.commands import MINUTE_MS, MINUTES_LIMIT, Totals
+from reliq.redis.shards import ShardMap
 from reliq.worker.claims import ServedQueues
 from reliq.worker.upkeep import HistoryRollup, Janitor
 
@@ -134,6 +136,20 @@ def test_janitor_notes_the_minute_of_its_queues(queue, client, url):
     Janitor(queue._clients.blocking(), ServedQueues(queues), print).step()
 
     assert (client.hlen(queue.keys.minutes), client.exists("{reliq:other}:minutes")) == (1, 1)
+
+
+def test_each_shard_has_a_note_of_its_own_messages(queue, client, now_ms):
+    shards = [Keys("q", shard=number) for number in range(3)]
+    client.set(shards[0].map, ShardMap(1, 3, 3).text)
+    queue.publish_many([{}] * 12)
+    notes = HistoryRollup(queue._clients.blocking(), lambda: shards)
+
+    for minute in range(2):
+        notes.step(now_ms + minute * MINUTE_MS)
+
+    rows = [client.hvals(keys.minutes) for keys in shards]
+    assert [len(one) for one in rows] == [2, 2, 2]
+    assert [int(one[-1].split()[1]) for one in rows] == [client.llen(keys.ready) for keys in shards]
 
 
 def test_overview_has_the_rates_since_the_last_note(admin, queue, note):

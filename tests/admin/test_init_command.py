@@ -47,21 +47,21 @@ def test_init_lists_its_files_and_overwrites_nothing(command, tmp_path, monkeypa
     done = command("init")
     assert [line for line in done.out.splitlines() if line.startswith("wrote ")] == [f"wrote {name}" for name in FILES]
     assert "reliq worker --reload" in done.out
-    (tmp_path / "app" / "jobs.py").write_text("mine")
+    (tmp_path / "app" / "tasks.py").write_text("mine")
     (tmp_path / "pyproject.toml").unlink()
 
     again = command("init")
 
     assert (again.code, again.out) == (2, "")
-    assert again.err == "reliq: app/__init__.py is there already; nothing was written: name another folder\n"
-    assert (tmp_path / "app" / "jobs.py").read_text() == "mine"
+    assert again.err == "reliq: app/__init__.py exists already; nothing was written: name another folder\n"
+    assert (tmp_path / "app" / "tasks.py").read_text() == "mine"
     assert not (tmp_path / "pyproject.toml").exists()
 
 
 def test_init_that_cannot_write_is_one_line_and_writes_nothing(command, tmp_path):
     (tmp_path / "compose.yaml").symlink_to(tmp_path / "elsewhere")
     done = command("init", tmp_path)
-    assert done.err == f"reliq: {tmp_path}/compose.yaml is there already; nothing was written: name another folder\n"
+    assert done.err == f"reliq: {tmp_path}/compose.yaml exists already; nothing was written: name another folder\n"
     assert [path.name for path in tmp_path.iterdir()] == ["compose.yaml"]
 
     (tmp_path / "file").write_text("")

@@ -3,8 +3,9 @@
 import pytest
 from handling import lasting
 
-from reliq import ConfigurationError, OutgoingMessage, Queue
-from reliq.admin import Filter
+from reliq import ConfigurationError, Limit, OutgoingMessage, Queue
+from reliq.admin import Filter, SharedLimit
+from reliq.lua.transitions import book
 from reliq.redis.shards import WITNESSES
 
 
@@ -31,7 +32,7 @@ def test_keys_lists_the_largest_keys_first_with_their_state(tenants, command):
     assert lines[0].startswith("key waiting")
     assert lines[1] == "a 3 0 1 in turn for a worker"
     assert lines[2].startswith("b 1")
-    assert told.out.endswith("4 waiting, 0 running; 2 keys in turn, 0 asleep\n")
+    assert told.out.endswith("4 waiting, 0 running; 2 keys in turn, 0 throttled or paused\n")
     assert [one["key"] for one in command("keys", "q", "--json").json["largest"]] == ["a", "b"]
     assert command("keys", "q", "--key", "a", "--json").json["waiting"] == 3
     assert {line.split()[0] for line in command("keys", "q", "--all").out.splitlines()[1:]} == {"a", "b"}
@@ -56,7 +57,7 @@ def test_commands_on_a_queue_without_keys_show_no_keys(queue, command):
 
     assert (queue.counts().waiting, queue.counts().keyed) == (0, False)
     assert "waiting" not in command("queues").out
-    assert command("keys", "q").out == "0 waiting, 0 running; 0 keys in turn, 0 asleep\n"
+    assert command("keys", "q").out == "0 waiting, 0 running; 0 keys in turn, 0 throttled or paused\n"
     assert command("limits", "q").out == "q has no limits\n"
     assert command("list", "q", "--state", "waiting").out == "no waiting messages in q\n"
 
@@ -84,7 +85,7 @@ def test_show_of_a_waiting_message_has_its_key_place_and_reason(tenants, command
     assert "it waits in turn for a worker" in shown
     assert admin.show("q", "none").state == "ready"
     command("pause", "q", "--key", "a", "--for", "10m")
-    assert "asleep until" in command("show", "q", "a2").out
+    assert "throttled until" in command("show", "q", "a2").out
     command("resume", "q", "--key", "a")
     admin.set_limits("q", per_key=1)
     assert sorted(serve(10)) == ["a0", "b0", "none"]
@@ -191,7 +192,7 @@ def test_queue_in_the_go_layout_refuses_keys_and_limits(url, command, client):
         assert "Go layout" in done.err
 
 
-def test_forget_deletes_everything_of_a_queue_with_keys(tenants, command, client):
+def test_delete_removes_everything_of_a_queue_with_keys(tenants, command, client):
     command("limits", "q", "--rate", "5/s")
     command("pause", "q", "--key", "a")
     for state in ("waiting", "ready"):
@@ -202,3 +203,21 @@ def test_forget_deletes_everything_of_a_queue_with_keys(tenants, command, client
 
     assert (done.code, done.err) == (0, "")
     assert lasting(client) == set()
+
+
+def test_shared_limits_are_listed_with_their_rate_and_the_free_starts(command, admin, client):
+    assert command("limits", "--shared").out == "no shared limits\n"
+
+    api, idle = Limit("api", rate="5/h", burst=4), Limit("idle", rate="100/s")
+    for call in (book(api, 3), book(idle, 0)):
+        client.execute_command(*call.command_in_full)
+
+    assert [line.split() for line in command("limits", "--shared").out.splitlines()] == [
+        ["limit", "rate", "burst", "free"],
+        ["api", "5/h", "4", "1"],
+        ["idle", "100/s", "10", "10"],
+    ]
+    assert admin.shared_limits()[0] == SharedLimit("api", "5/h", 4, 1)
+    for words in ([], ["q", "--shared"], ["--shared", "--rate", "5/s"]):
+        refused = command("limits", *words)
+        assert (refused.code, "give either a queue, or --shared" in refused.err) == (2, True)

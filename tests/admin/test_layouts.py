@@ -78,7 +78,7 @@ def test_every_command_reaches_a_queue_of_go(command, url, client, layout, name)
 def test_every_command_with_the_option_layout_is_called():
     called = {re.split(r" (?:QUEUE|other|--)", call)[0] for call in CALLS}
     elsewhere = {"watch", "doctor", "exporter"} | {"cron run"}  # `cron run` waits for a worker
-    keyed = {"keys", "limits"}  # a queue of Go has no keys
+    keyed = {"keys", "limits", "schedules"}  # a queue of Go has no keys and no stored schedules
 
     assert {name for name in COMMANDS if "--layout" in options(name)} - called == elsewhere | keyed
 
@@ -142,7 +142,7 @@ def test_account_of_a_queue_shared_with_go_exits_0_without_a_verdict(command, go
     running = command("workers", "orders", "--running", "--layout", "hdt3213").out
 
     assert (ran.code, told.code) == (0, 0)
-    assert "programs in Go that share the queue count nothing" in ran.out
+    assert "Go programs that share the queue do not count" in ran.out
     assert "Programs in Go do not report running messages." in running
     account = told.json["queues"][0]["account"]
     assert account | {"published": 0, "alive": 2, "missing": None} == account

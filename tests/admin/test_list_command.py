@@ -122,7 +122,7 @@ def test_list_without_messages_prints_a_sentence(command, queue):
         "list q --key k": "no waiting messages in q that match",
         "list q --state dead --error card": "no dead messages in q that match",
         "list q --group": "no dead messages in q",
-        "cron list q": "There is no periodic entry; @consumer.cron(…) makes one, and a worker brings it here.",
+        "cron list q": "There is no periodic job; declare it with @consumer.cron(…), and start a worker.",
     }.items():
         assert command(*words.split()).out == f"{said}\n"
         assert command(*words.split(), "--json").json in ([], {"groups": [], "looked": 0, "of": 0})

@@ -62,7 +62,7 @@ def test_messages_in_backoff_move_and_running_messages_stay(command, queue, othe
 
     ran = command("move", "q", "other", "--state", "unack", "--yes")
 
-    assert ran.out == "1 moved, 1 kept: a worker has them\n"
+    assert ran.out == "1 moved, 1 kept: a worker runs them\n"
     assert client.zscore(other.keys.pending, "waits") == pytest.approx(again, abs=0.0021)
     assert client.hget(other.keys.retries_left, "waits") == b"12"
 

@@ -24,7 +24,7 @@ def test_redrive_asks_first_and_an_interrupted_redrive_can_be_continued(terminal
         else:
             eventually(lambda: orders.counts().ready > 0, "the first dead letters are published")
             assert redrive.end(signal.SIGINT) == 130
-            assert f"interrupted: {orders.counts().ready} redriven; run it again to go on" in redrive.text
+            assert f"interrupted: {orders.counts().ready} redriven; run it again to continue" in redrive.text
         assert said in redrive.text
 
     counts = orders.counts()
@@ -63,7 +63,7 @@ def test_second_ctrl_c_ends_a_purge_that_waits_for_redis(terminal, command, clie
         assert purge.end(signal.SIGINT) == 130
     finally:
         client.client_unpause()
-    assert "interrupted: nothing was deleted, and perhaps a last step; run it again to go on" in purge.text
+    assert "interrupted: nothing was deleted (the last step may not be counted); run it again to continue" in purge.text
     assert command("purge", "orders", "--state", "ready", "--yes").code == 0
     assert (orders.counts().alive, orders.counts().missing) == (0, 0)
 
@@ -87,5 +87,5 @@ def test_many_ctrl_c_end_a_redrive_with_its_result_and_no_traceback(terminal, ur
 
     assert redrive.end() == 130
     assert "redriven" in redrive.text
-    assert redrive.text.rstrip().endswith("run it again to go on")
+    assert redrive.text.rstrip().endswith("run it again to continue")
     assert "Traceback" not in redrive.text

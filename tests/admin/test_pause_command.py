@@ -33,7 +33,7 @@ def test_sleeping_queue_is_shown_and_resumed(command, queue, client):
     queue.publish({"number": 2}, key="a")
     client.zadd(queue.keys.asleep, {"": time.time() + 3000})
 
-    assert "`reliq resume q` wakes it" in command("queues").out
+    assert "`reliq resume q` resumes it" in command("queues").out
     checked = command("check", "q")
     assert checked.code == 0
     assert "passes   asleep: 1" in checked.out

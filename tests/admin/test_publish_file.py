@@ -66,7 +66,7 @@ def test_malformed_lines_stop_a_publish_or_are_skipped_on_request(command, clien
 
 
 def test_line_that_is_too_large_is_malformed(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("reliq.admin.publish.LARGEST_BODY", 1000)
+    monkeypatch.setattr("reliq.admin.bulk.LARGEST_BODY", 1000)
     path = tmp_path / "large.jsonl"
     path.write_bytes(b'"' + b"x" * 1500 + b'"\n1\n')
 

@@ -35,6 +35,21 @@ def view_of(command, name, *words):
     return {view["queue"]: view for view in command("queues", "--json", *words).json["queues"]}[name]
 
 
+def test_workers_are_unknown_while_redis_is_full(command, queue, client):
+    queue.publish({})
+    client.config_set("maxmemory", 1)
+    try:
+        shown, listed, found = command("queues"), command("workers"), view_of(command, queue.name)
+    finally:
+        client.config_set("maxmemory", 0)
+
+    assert shown.out.endswith("The workers are unknown: Redis refuses writes, because its memory is full.\n")
+    assert re.search(rf"^{queue.name} .* \? *$", shown.out, re.MULTILINE)
+    assert found["workers"] is None
+    assert (listed.code, "the workers are unknown: Redis refuses writes" in listed.err) == (1, True)
+    assert view_of(command, queue.name)["workers"] == 0
+
+
 def test_queues_shows_every_state_the_lateness_and_workers(command, queue, client, die, alive):
     queue.publish_many([{}] * 3)
     with queue.receive(limit=3) as jobs:
@@ -171,7 +186,7 @@ def test_running_reports_a_process_that_sends_no_stacks(command, alive, queue, m
     queue.publish({})
     alive("w1", running=(RunningJob("q", "held", 1, time.time()),))
 
-    assert "no answer: a handler holds the interpreter" in command("workers", "q", "--running", "--stacks").out
+    assert "no answer: a handler blocks the interpreter" in command("workers", "q", "--running", "--stacks").out
     assert command("workers", "q", "--running", "--stacks", "--json").json[0]["stack"] is None
 
 

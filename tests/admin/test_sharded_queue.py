@@ -13,8 +13,8 @@ from reliq.admin import Filter
 from reliq.keys import Keys, home, new_id
 from reliq.lua import transitions
 from reliq.metrics import names
-from reliq.metrics.queues import QueueCollector
-from reliq.metrics.snapshot import MAPS_SECONDS, SnapshotReader
+from reliq.metrics.serving import queue_collector
+from reliq.metrics.snapshot import MAPS_SECONDS
 from reliq.redis import commands
 from reliq.redis.client import Client
 from reliq.redis.commands import RunningJob
@@ -90,7 +90,7 @@ def ids_of(shards, state):
 ONE_FOR_ALL = {
     *("worker", "demo", "bench", "relay", "web", "health", "exporter", "watch", "init"),  # independent programs
     *("outbox sql", "outbox clean", "outbox retry", "doctor", "acl"),
-    *("keys", "limits"),  # a queue of several shards has no keys and limits
+    *("keys", "limits", "schedules"),  # a queue of several shards has no keys and limits; schedules are in shard 0
     *("publish", "show", "delete"),  # the id determines the shard; a shard cannot be deleted alone
 }
 
@@ -229,7 +229,7 @@ def test_check_reads_every_shard(command, filled, client):
     assert command("check", "q").code == 0
 
 
-def test_forget_deletes_all_shards_and_the_map(command, filled, client, admin):
+def test_delete_removes_all_shards_and_the_map(command, filled, client, admin):
     assert "has 40 messages" in command("delete", "q", "--yes").err
     for state in ("pending", "ready", "retry", "garbage"):
         admin.purge("q", state)
@@ -244,7 +244,7 @@ def test_forget_deletes_all_shards_and_the_map(command, filled, client, admin):
 def test_shard_that_does_not_exist_is_refused(command, filled, admin):
     assert "has 4 shards, 0 to 3, and no shard 7" in command("queues", "q", "--check", "--shard", "7").err
     assert "has one shard, 0, and no shard 1" in command("queues", "other", "--check", "--shard", "1").err
-    assert "name the queue whose shard is meant" in command("queues", "--shard", "1").err
+    assert "a shard is given without a queue: name the queue" in command("queues", "--shard", "1").err
     assert command("queues", "q", "--check", "--shard", "256").code == 2
     with pytest.raises(ConfigurationError, match="shard must be"):
         Admin(shard=-1)
@@ -327,10 +327,10 @@ def test_watch_shows_all_shards_as_one_queue(filled, admin):
 
 
 def test_exporter_sums_the_shards_and_notices_new_shards(filled, url, map_is, monkeypatch):
-    reader = SnapshotReader(Client(Connection.to(url).wire()), lambda: [Keys("q")])
+    collector = queue_collector(Connection.to(url), [Keys("q")])
 
     def ready():
-        families = {family.spec: family.rows for family in QueueCollector(reader.look).families()}
+        families = {family.spec: family.rows for family in collector.families()}
         return {labels: value for labels, value in families[names.MESSAGES].items() if labels[1] == "ready"}
 
     assert ready() == {("q", "ready"): 3 * SHARDS}

@@ -183,7 +183,7 @@ def test_map_restored_after_a_shrink_keeps_the_totals_of_removed_shards(admin, r
 
 def test_corrupt_map_without_a_fence_is_repaired_as_one_shard(admin, queue, command, spoil):
     fault = spoil()
-    remedy = "" if fault == "wrong-type" else "Mend it: reliq check q --repair"
+    remedy = "" if fault == "wrong-type" else "Repair it: reliq check q --repair"
 
     done = command("queues", "q", "--check")
     assert (done.code, queue.keys.map in done.err, remedy in done.err) == (1, True, True)
@@ -215,7 +215,9 @@ def test_queue_at_the_last_epoch_stays_usable(admin, queue, client):
     client.set(queue.keys.epoch, "1000000000 1 1")
 
     assert admin.check("q", repair=True).is_sound
-    with pytest.raises(ConfigurationError, match="have epoch 1000000000, the last one, and keep their number"):
+    with pytest.raises(
+        ConfigurationError, match="have epoch 1000000000, the highest possible, so their number cannot change"
+    ):
         admin.resize("q", 2)
 
     queue.connection().maps.clear()
@@ -265,13 +267,13 @@ def test_concurrent_resize_is_not_overwritten(admin, queue, client, monkeypatch)
 
 def test_queue_of_go_and_queue_with_keys_keep_their_one_shard(url, admin, queue, command, client):
     Queue("q", url=url, layout=Layout.hdt3213()).publish({})
-    with pytest.raises(ConfigurationError, match="the Go original does not support more"):
+    with pytest.raises(ConfigurationError, match="the Go library does not support more"):
         Admin(url, layout=Layout.hdt3213()).resize("q", 8)
-    with pytest.raises(ConfigurationError, match="the Go original does not support more"):
+    with pytest.raises(ConfigurationError, match="the Go library does not support more"):
         Queue("q", url=url, layout=Layout.hdt3213(), shards=8)
 
     queue.publish({}, key="tenant-7")
-    with pytest.raises(ConfigurationError, match="queue 'q' has keys or limits, and keeps its single shard"):
+    with pytest.raises(ConfigurationError, match="queue 'q' has keys or limits, which need a single shard"):
         admin.resize("q", 4)
     assert client.exists(queue.keys.map) == 0
     assert command("shards", "q", "4", "--yes").code == 2
@@ -283,11 +285,13 @@ def test_shards_shows_grows_and_finishes(queue, command):
     id = next(id for id in ids() if home(id, 4))
     queue.publish({}, id=id)
     grown = command("shards", "q", "4", "--yes")
-    last = "q has 4 shards (epoch 1); growing, there were 1: workers end it, and `reliq shards q --finish` does"
+    last = (
+        "q has 4 shards (epoch 1); growing, there were 1: workers finish the change, or run `reliq shards q --finish`"
+    )
     assert (grown.code, grown.out.splitlines()[-1]) == (0, last)
 
     unfinished = command("shards", "q", "--finish")
-    said = "not finished: 1 message that workers have or are about to have"
+    said = "not finished: 1 message that workers run or are claiming"
     assert (unfinished.code, unfinished.out.splitlines()[-1]) == (3, said)
     assert command("shards", "q", "8", "--yes").code == 2
 

@@ -11,6 +11,7 @@ from reliq import Queue
 from reliq.admin import Admin
 from reliq.keys import Layout
 from reliq.redis.commands import RunningJob
+from reliq.wire_format import encoded_checkpoint
 
 #: In microseconds: after every lease and every wait of these tests.
 LATER = int(time.time() * 1e6) + 3_600_000_000
@@ -20,6 +21,29 @@ LATER = int(time.time() * 1e6) + 3_600_000_000
 def show(command):
     """Return the output of `reliq show q ID --json`."""
     return lambda name, *words: command("show", "q", name, "--json", *words).json
+
+
+def test_show_prints_progress_and_checkpoint(command, show, queue, claim):
+    queue.publish({}, id="m")
+    queue.publish({}, id="silent")
+    saved = encoded_checkpoint(1, 0, {"row": 7}, "0.4 page 40")
+    run_transition(queue, "checkpoint", [(claim(queue)[0], 1, saved)])
+
+    assert [show("m")[name] for name in ("progress", "note", "cursor")] == [0.4, "page 40", {"row": 7}]
+    text = command("show", "q", "m").out
+    assert "40.0% page 40" in text
+    assert '{"row": 7}' in text
+    assert [show("silent")[name] for name in ("progress", "note", "cursor")] == [None, "", None]
+    assert "progress" not in command("show", "q", "silent").out
+
+
+def test_show_prints_a_cost_other_than_1(command, show, queue):
+    queue.publish({}, id="large", cost=800)
+    queue.publish({}, id="usual")
+
+    assert [show(id)["cost"] for id in ("large", "usual")] == [800, 1]
+    assert "cost  800" in command("show", "q", "large").out
+    assert "cost" not in command("show", "q", "usual").out
 
 
 def test_show_prints_state_body_and_headers(command, show, queue):
@@ -107,7 +131,7 @@ def test_show_of_a_message_without_a_body_says_that_it_expires(command, queue, c
 
     assert "its body is gone, so it will expire" in command("show", "q", "m").out
     raw = command("show", "q", "m", "--raw")
-    assert (raw.code, raw.out, "has no body any more" in raw.err) == (2, "", True)
+    assert (raw.code, raw.out, "was deleted; leave --raw out" in raw.err) == (2, "", True)
 
 
 def test_show_of_a_message_of_go_leaves_unknown_fields_out(command, url):
@@ -153,10 +177,10 @@ def test_show_finds_a_dead_letter_without_an_end_or_exits_2(command, show, queue
     assert [letter["id"] for letter in told["letters"]] == ["m3"]
 
     unknown = command("show", "q", "order-43")
-    assert (unknown.code, unknown.out, "no trace of a message 'order-43'" in unknown.err) == (2, "", True)
+    assert (unknown.code, unknown.out, "no record of a message 'order-43'" in unknown.err) == (2, "", True)
     monkeypatch.setattr("reliq.admin.show.SEARCH_SECONDS", 0.0)
     done = command("show", "q", "m3")
-    assert (done.code, "among too many to search" in done.err) == (2, True)
+    assert (done.code, "too many dead letters to search" in done.err) == (2, True)
 
 
 def test_show_of_a_cancelled_message_has_its_end_and_tombstone(command, show, queue):
@@ -172,7 +196,7 @@ def test_show_of_a_cancelled_message_has_its_end_and_tombstone(command, show, qu
     queue.cancel("order-42", tombstone=60)
     assert 0 < show("order-42")["taken_seconds"] <= 60
     assert "id taken" in command("show", "q", "order-42").out
-    queue.publish({}, id="order-42", replace=True)
+    queue.publish({}, id="order-42", ignore_dedup=True)
     again = show("order-42")
     assert (again["state"], {end["kind"] for end in again["ends"]}) == ("ready", {"cancelled"})
 

@@ -52,7 +52,7 @@ def test_watch_fits_its_terminal_moves_and_leaves_it_clean(watch, scene, queue, 
     rows = terminal.wait_for("no such card", "gateway down", "4711")
     assert re.search(r"^reliq watch  redis://\S+  \d\d:\d\d:\d\d UTC, every 100ms$", rows[0])
     assert rows[1].startswith("1 queue, 1 worker, 1 of 8 slots busy, Redis uses ")
-    # late, ready, pending, leased, backoff, retry, dead
+    # late, ready, pending, running, backoff, retry, dead
     assert any(re.match(r"q +\d+m\w* +1 +1 +0 +1 +0 +1\b", row) for row in rows)
     assert any(re.match(r"db1 pid 4711  1 of 8 busy, up 1h, claimed .* ago: 1m", row) for row in rows)
 

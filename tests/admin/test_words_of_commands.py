@@ -5,7 +5,6 @@ import json
 import pytest
 
 from reliq.admin.filters import duration
-from reliq.admin.screens import DEEPEST, as_value
 from reliq.cli.output import print_json, print_table
 from reliq.errors import ConfigurationError
 from reliq.text import format_duration
@@ -54,9 +53,3 @@ def test_narrow_terminal_gets_every_cell_whole_and_folds_the_long_ones_first(mon
         assert max(map(len, text.splitlines())) <= columns
         assert (text.count("i" * 22) == 2) == ids_are_whole
         assert (text.count("i"), text.count("x")) == (2 * 22 + 1, 2 * 60)
-
-
-def test_json_that_is_nested_too_deep_is_returned_as_text():
-    flat, deep = (b"[" * levels + b"]" * levels for levels in (DEEPEST, DEEPEST + 1))
-
-    assert (type(as_value(flat)), as_value(deep)) == (list, deep.decode())

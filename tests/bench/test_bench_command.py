@@ -109,7 +109,7 @@ def test_bench_on_a_redis_in_use_asks_and_leaves_other_keys_alone(started, clien
 
     assert asked.returncode == 2
     assert "This Redis is in use (1 key)" in err
-    assert "say --yes" in err
+    assert "add --yes" in err
     assert client.keys() == [b"theirs"]
 
 

@@ -32,7 +32,7 @@ def exchange(request, cluster):
 
 @pytest.fixture
 def stand_still(cluster):
-    """Pause a server until the test ends; no replica is promoted meanwhile."""
+    """Pause a server until the test ends, and prevent that a replica is promoted meanwhile."""
     stopped = []
 
     def allow(ms):

@@ -86,7 +86,8 @@ def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, qu
     well = next(name for name in map(str, range(99)) if cluster.primary_of(Keys(name).ready) == home)
     Queue(well, int, url=cluster.url).publish(1)
     queues, admin = [queue.keys, Keys(well)], Admin(cluster.url)
-    reader = SnapshotReader(Client.to(Connection.to(cluster.url), 1.0), lambda: queues)
+    client = Client.to(Connection.to(cluster.url), 1.0)
+    reader = SnapshotReader(client, lambda: queues)
     for shard in range(SHARDS):
         dead = Keys("q", shard=shard).dead
         fields = {"id": f"letter-{shard}", "value": b"RELIQ/1 {}\n{}", "note": "failed 1 x"}
@@ -118,12 +119,13 @@ def test_an_operator_sees_the_reachable_part_while_a_primary_is_away(cluster, qu
     assert all(f"letter-{shard}" in shown[3].output for shard in here)
     assert [one.count for one in admin.dead_groups("q", without=there).groups] == [len(here)]
     assert all(f"partial: without shard{'s' * (len(there) > 1)} {there[0]}" in one.output for one in shown)
-    assert f"in the shards {str(here)[1:-1]}, and not in {str(there)[1:-1] if len(there) > 1 else there[0]}" in str(
+    assert f"in the shards {str(here)[1:-1]}, but not in {str(there)[1:-1] if len(there) > 1 else there[0]}" in str(
         half.value
     )
     assert admin.in_shard(here[0]).queues(["q"]).queues[0].pause
-    [backlog] = [one for one in QueueCollector(lambda: look).families() if one.spec is names.BACKLOG]
-    assert backlog.rows == {(well,): 1}  # totals without the missing shards would seem to decrease
+    rows = {family.spec: family.rows for family in QueueCollector(client, lambda: look, ()).families()}
+    assert rows[names.BACKLOG] == {(well,): 1}  # totals without the missing shards would seem to decrease
+    assert rows[names.UNREADABLE] == {("q",): 1, (well,): 0}
 
 
 def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, queue, away, call):
@@ -139,7 +141,7 @@ def test_resume_while_a_primary_is_away_reports_each_shard_not_reached(cluster, 
         failures.append(str(failure.value))
 
     reached, missed = (", ".join(map(str, shards)) for shards in (here, there))
-    report = f"queue 'q' is resumed in the shards {reached}, and not in {missed}, whose Redis is away: "
+    report = f"queue 'q' is resumed in the shards {reached}, but not in {missed}, whose Redis is unavailable: "
     assert [failure.startswith(report) for failure in failures] == [True, True], failures
     assert [at for at in here if admin.in_shard(at).queues(["q"]).queues[0].pause] == []
     cluster.resume(server)

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -12,12 +13,13 @@ from reliq.admin.doctor import Finding
 from reliq.cli.app import app
 from reliq.keys import QUEUES_KEY
 from reliq.lua import script, script_names
-from reliq.metrics.snapshot import SnapshotReader, facts_of
-from reliq.redis.client import Client
-from reliq.redis.connection import run_blocking
+from reliq.metrics.queues import SCRAPE_SECONDS
+from reliq.metrics.serving import queue_collector
+from reliq.redis.connection import ServerConnections, run_blocking
 from reliq.redis.server import Connection
 from tests.cluster_moves import SlotMove
 from tests.cluster_servers import NODE_TIMEOUT_MS
+from tests.metrics.patience import page
 
 pytestmark = pytest.mark.slow
 
@@ -161,30 +163,69 @@ def test_acl_of_operator_and_exporter_is_enough_in_a_cluster(cluster, queues, lo
 
 
 def test_eviction_policy_of_any_node_is_reported_and_no_worker_starts(cluster, queues, odd):
-    consumer, client = Consumer(cluster.url), Client(Connection.to(cluster.url).wire())
+    consumer = Consumer(cluster.url)
     for queue in queues.values():
         consumer.handler(queue)(lambda body: None)
 
-    facts = [SnapshotReader(client).look().facts for _ in range(5)]
+    found = page(queue_collector(Connection.to(cluster.url)))
 
-    assert {one["maxmemory_policy"] for one in facts} == {"allkeys-lru"}
-    with pytest.raises(ConfigurationError, match=f"must be noeviction, not allkeys-lru at 127.0.0.1:{odd.port}"):
+    evicts = {f"127.0.0.1:{one.port}": float(one.port == odd.port) for one in cluster.primaries()}
+    assert by_server(found, "reliq_redis_eviction_enabled") == evicts
+    with pytest.raises(ConfigurationError, match=f"Redis 127.0.0.1:{odd.port} may evict messages"):
         consumer.start()
 
 
-def test_info_of_many_servers_has_the_fullest_the_sums_and_the_worst():
-    a = {"used_memory": "5", "maxmemory": "10", "evicted_keys": "1", "aof_enabled": "1", "connected_clients": "2"}
-    b = {"used_memory": "6", "maxmemory": "100", "evicted_keys": "2", "aof_enabled": "0", "connected_clients": "3"}
-    policies = [{"maxmemory_policy": "allkeys-lru"}, {"maxmemory_policy": "noeviction"}]
+@pytest.fixture
+def collector(cluster, queues):
+    """Return the collector of an exporter that has seen a message of each node's queue."""
+    for queue in queues.values():
+        queue.publish(1)
+    collector = queue_collector(Connection.to(cluster.url))
+    assert set(by_queue(page(collector), "reliq_queue_unreadable").values()) == {0}
+    return collector
 
-    assert facts_of([a | policies[1], b | policies[0]]) == {
-        "used_memory": "5",
-        "maxmemory": "10",
-        "evicted_keys": "3",
-        "connected_clients": "5",
-        "aof_enabled": "0",
-        "maxmemory_policy": "allkeys-lru",
+
+def by_server(found, name):
+    return {dict(labels)["server"]: number for (metric, labels), number in found.items() if metric == name}
+
+
+def by_queue(found, name):
+    return {dict(labels)["queue"]: number for (metric, labels), number in found.items() if metric == name}
+
+
+@pytest.mark.parametrize("which", ["registry", "other"])
+def test_node_that_is_away_hides_no_metric_of_the_others(cluster, queues, collector, stand_still, which):
+    registry = cluster.primary_of(QUEUES_KEY).port
+    away = registry if which == "registry" else next(port for port in queues if port != registry)
+    stand_still(cluster.server_at(away))
+
+    began = time.monotonic()
+    found = page(collector)
+
+    assert time.monotonic() - began < 2 * SCRAPE_SECONDS
+    assert by_server(found, "reliq_redis_up") == {f"127.0.0.1:{port}": float(port != away) for port in queues}
+    assert by_queue(found, "reliq_queue_unreadable") == {one.name: float(port == away) for port, one in queues.items()}
+    assert set(by_server(found, "reliq_redis_scrape_seconds")) == {
+        f"127.0.0.1:{port}" for port in queues if port != away
     }
-    assert facts_of([a]) == a
-    assert facts_of([]) == {}
-    assert facts_of([{}, {}]) == {}
+    assert set(by_queue(found, "reliq_backlog")) == {one.name for port, one in queues.items() if port != away}
+
+
+def test_slow_node_is_up_with_its_seconds_and_hides_no_queue_of_the_others(cluster, queues, collector, monkeypatch):
+    slow = cluster.primary_of(QUEUES_KEY).port
+    receive = ServerConnections.receive
+
+    async def late(self, *arguments):
+        if self.server == f"127.0.0.1:{slow}":
+            time.sleep(0.5)  # noqa: ASYNC251  blocking transports
+        return await receive(self, *arguments)
+
+    monkeypatch.setattr(ServerConnections, "receive", late)
+
+    found = page(collector)
+
+    assert set(by_server(found, "reliq_redis_up").values()) == {1}
+    seconds = by_server(found, "reliq_redis_scrape_seconds")
+    assert seconds.pop(f"127.0.0.1:{slow}") >= 0.5
+    assert max(seconds.values()) < 0.5
+    assert by_queue(found, "reliq_queue_unreadable") == {one.name: float(port == slow) for port, one in queues.items()}

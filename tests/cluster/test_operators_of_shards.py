@@ -1,8 +1,11 @@
 """Operators see a queue whose shards are on several nodes as one queue."""
 
-import pytest
+import asyncio
 
-from reliq import Admin, OutgoingMessage, Queue
+import pytest
+from waiting import eventually
+
+from reliq import Admin, Consumer, OutgoingMessage, Queue, Status
 from reliq.keys import Keys, home
 from reliq.redis.connection import run_blocking
 from reliq.redis.server import Connection
@@ -45,6 +48,25 @@ def test_a_queue_over_all_nodes_is_one(cluster, sharded, admin):
     assert admin.purge("spread", "ready").found == MESSAGES
     assert admin.check("spread").is_sound
     assert admin.account("spread").missing == 0
+
+
+def test_status_and_result_are_read_from_the_node_of_the_message(cluster, sharded):
+    consumer = Consumer(url=cluster.url)
+
+    @consumer.handler(sharded, keep=60)
+    def handle(body: dict[str, int]) -> int:
+        return body["at"]
+
+    receipts = [sharded.publish({"at": at}, id=f"order-{at}") for at in range(8)]
+    later = sharded.publish({"at": 8}, id="later", delay=3600)
+    consumer.start()
+    eventually(lambda: sharded.counts().totals.get("acked") == MESSAGES + 8, "all due messages are acked")
+    consumer.stop()
+
+    assert [sharded.status(receipt.id).result for receipt in receipts] == [*range(8)]
+    assert [asyncio.run(receipt.astate()).result for receipt in receipts] == [*range(8)]
+    assert later.state().state == "pending"
+    assert sharded.status("never") == Status("gone")
 
 
 def test_a_node_that_loses_the_map_loses_no_chosen_id_of_another_node(cluster, admin):

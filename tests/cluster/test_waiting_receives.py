@@ -190,11 +190,11 @@ def test_cancelled_receive_leaves_its_wake_up_to_the_next_receive(queue, other, 
 
 @pytest.mark.usefixtures("no_looks")
 def test_wake_up_of_a_receive_cancelled_meanwhile_goes_to_another_process(queue, other, blocked, monkeypatch):
-    heard = Listener.await_
+    leave = Listener.leave
 
-    async def await_(self, seconds):
-        found = await heard(self, seconds)
-        if receipts and self is queue._receiver.listener():
+    def leave_cancelled(self, place):
+        found = leave(self, place)
+        if found and receipts and self is queue._receiver.listener() and not waiting.cancelling():
             waiting.cancel()
         return found
 
@@ -210,7 +210,7 @@ def test_wake_up_of_a_receive_cancelled_meanwhile_goes_to_another_process(queue,
         assert await next_one == [receipts[-1].id]
 
     waiting, receipts = None, []
-    monkeypatch.setattr(Listener, "await_", await_)
+    monkeypatch.setattr(Listener, "leave", leave_cancelled)
     asyncio.run(cancelled())
 
 
@@ -242,12 +242,12 @@ def test_a_listener_whose_thread_or_waits_were_refused_begins_anew(queue, other,
 
 @pytest.mark.usefixtures("no_looks")
 def test_receive_cancelled_while_it_claims_does_not_wait(queue, monkeypatch):
-    look, tasks = LeaseBatch.look, []
+    poll, tasks = LeaseBatch._poll, []
 
-    def cancelled_under_way(batch):
+    async def cancelled_under_way(batch, client):
         if batch._is_wide:
             tasks[0].cancel()
-        return look(batch)
+        return await poll(batch, client)
 
     async def cancelled():
         tasks.append(asyncio.create_task(areceive_one(queue)))
@@ -255,7 +255,7 @@ def test_receive_cancelled_while_it_claims_does_not_wait(queue, monkeypatch):
             await asyncio.wait(tasks)
         await queue.aclose()
 
-    monkeypatch.setattr(LeaseBatch, "look", cancelled_under_way)
+    monkeypatch.setattr(LeaseBatch, "_poll", cancelled_under_way)
     asyncio.run(cancelled())
 
     assert tasks[0].cancelled()
@@ -315,7 +315,7 @@ async def waits(queue, stands):
 
 
 async def areceive_one(queue):
-    async with queue.areceive(wait=3600) as jobs:
+    async with queue.areceive(wait=60) as jobs:
         return [job.id for job in jobs]
 
 

@@ -29,7 +29,7 @@ def rules(*options):
 
 
 def pod(name):
-    """Return the specification of a deployment's pods, and of its container."""
+    """Return the specification of the pods of a deployment, and the specification of their container."""
     spec = read(name)["Deployment"]["spec"]["template"]["spec"]
     [container] = spec["containers"]
     return spec, container

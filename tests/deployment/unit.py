@@ -77,7 +77,7 @@ class Manager:
         return self.process.returncode
 
     def members(self):
-        """Return the running processes of the service, by their session."""
+        """Return the running processes of the service: the processes of its session."""
         found = []
         for one in psutil.process_iter():
             try:

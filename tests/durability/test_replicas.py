@@ -24,7 +24,7 @@ def servers(server_path, replicated):
 
 @pytest.fixture(scope="module")
 def newest_servers(newest_server, replicated):
-    """The same servers of a version whose WAIT covers the writes of its own connection only."""
+    """The same servers, of a version whose WAIT covers only writes of its own connection."""
     return replicated(newest_server)
 
 

@@ -102,7 +102,7 @@ def test_queue_publishes_and_receives_by_sentinel(sentinels, call, by):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ((f":{SECRET}@", ":wr0ng@"), "Redis lets nobody in by this user, password or database"),
+        ((f":{SECRET}@", ":wr0ng@"), "Redis refused this user, password or database"),
         ((SENTINEL_SECRET, "wr0ng"), "No master found"),
         ((f"/{SERVICE}/", "/another/"), "No master found for 'another'"),
     ],

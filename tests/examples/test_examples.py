@@ -51,7 +51,7 @@ def test_newsletter_of_one_tenant_does_not_delay_mail_of_others(run):
 
     assert account == (66, 66, 0, 0, 0, 0, 0)
     assert int(re.search(r"quiet tenant went out as number (\d+) of 66", told)[1]) <= 30
-    assert int(re.search(r"At most (\d+) of one tenant", told)[1]) <= 2
+    assert int(re.search(r"At most (\d+) mails of one tenant", told)[1]) <= 2
 
 
 def ran_without_url(*words, **environment):

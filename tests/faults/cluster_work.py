@@ -30,7 +30,7 @@ class Work:
             self._handle(queue)
 
     def __enter__(self):
-        """Start, and return when messages of both queues are handled."""
+        """Start producers and worker; return when the worker has handled messages of both queues."""
         self._consumer.start(WorkerSettings(concurrency=4))
         for thread in self._threads:
             thread.start()
@@ -38,7 +38,7 @@ class Work:
         return self
 
     def goes_on(self, name):
-        """Return when further messages of a queue are handled."""
+        """Wait until the worker has handled further messages of a queue."""
         before = len(self.ran[name])
         eventually(lambda: len(self.ran[name]) > before + 20, f"work goes on in {name}")
 

@@ -42,7 +42,7 @@ def admin(server):
 
 @pytest.fixture
 def faulty(server, monkeypatch):
-    """The module of the workers' handlers and queues, on the test's own server."""
+    """The module faulty.py, with the handlers and queues of the workers, on the test's own server."""
     monkeypatch.setenv("RELIQ_URL", server.url)
     monkeypatch.setattr("reliq.redis.server.epoch", object())  # the queues of `jobs` have read an earlier epoch
     monkeypatch.syspath_prepend(str(HERE))

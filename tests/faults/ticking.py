@@ -14,7 +14,7 @@ from reliq.worker.upkeep import Ticker
 
 #: Fast seconds in a real second: a process stopped for two real seconds is silent for more than a minute.
 SPEED = 40
-#: Version -> seconds between two ticks.
+#: Version of the program -> seconds between two ticks.
 VERSIONS = {"one": 1, "two": 2}
 POLICIES = ("all", "latest", "skip")
 BEGIN_SECONDS = 1_800_000_000

@@ -14,7 +14,8 @@ class History:
 
     def __init__(self, **at_the_end):
         self.events, self.calls = [], 0
-        self.final = {"totals": {"published": 1, "acked": 1}, "alive": [], "dead": [], "left": {}, **at_the_end}
+        totals = {"published": 1, "acked": 1}
+        self.final = {"totals": totals, "alive": [], "dead": [], "left": {}, "results": 1, **at_the_end}
 
     def write(self, t, who, kind, **facts):
         self.events.append(Event(t, who, kind, facts))
@@ -25,7 +26,7 @@ class History:
         return self.write(t + 0.1, "p", "published", call=t, ids=[id], outcome="ok", durable=durable)
 
     def claimed(self, t, who=A, nonce="n1", id="m"):
-        return self.write(t, who, "claimed", asked=t - 0.01, lease=2.0, items=[[id, nonce]])
+        return self.write(t, who, "claimed", asked=t - 0.01, since=t - 0.01, lease=2.0, items=[[id, nonce]])
 
     def started(self, t, who=A, nonce="n1", name="m"):
         return self.write(t, who, "start", id=name, nonce=nonce, name=name)
@@ -45,7 +46,8 @@ class History:
 
     def story(self, *, drained=True):
         per_key = {"frail": 1} if any(one.facts.get("key") for one in self.events) else {}
-        begun = {"seed": 7, "seconds": 60.0, "retries": {"frail": 1}, "per_key": per_key}
+        limits = {"per_key": per_key, "costs": {"frail": (10, 50)}}
+        begun = {"seed": 7, "seconds": 60.0, "retries": {"frail": 1}, **limits}
         end = [Event(100.0, "arena", "drained", {"seconds": 1.0})] * drained
         end.append(Event(101.0, "arena", "final", {"queue": "frail", **self.final}))
         end.append(Event(102.0, "arena", "ended", {"places": ["frail"]}))
@@ -72,6 +74,11 @@ def two_of_a_key():
     return History().published(key="a").published(1.5, "o", key="a")
 
 
+def two_of_a_cost(cost):
+    history = History().published(cost=cost).published(1.5, "o", cost=cost)
+    return history.claimed(2.0).started(2.1).claimed(2.0, B, "n2", "o").started(2.1, B, "n2", "o")
+
+
 #: Check -> a story that violates it.
 VIOLATIONS = {
     "unexpected": History().started(2.0, name="stranger").story(),
@@ -85,11 +92,14 @@ VIOLATIONS = {
     "attempts": failed_four_times().story(),
     "invariants": clean().write(3.0, "arena", "look", queue="frail", alive=1, totals={}, broken=["x"]).story(),
     "over the limit": two_of_a_key().claimed(2.0).claimed(2.1, B, "n2", "o").story(),
+    "over the rate": two_of_a_cost(31).story(),
     "out of order": two_of_a_key().claimed(2.0, B, "n2", "o").used(2.1, "acked", B, "n2", "o").claimed(3.0).story(),
+    "skipped": clean().write(2.11, A, "start", id="m", nonce="n1", name="m", walk=1).story(),
     "not drained": clean().story(drained=False),
     "lost": History().published().claimed(2.0).story(),
     "leaks": (History(left={"lease": 2}).published().done().used(2.3)).story(),
     "conservation": (History(totals={"published": 2, "acked": 1}).published().done().used(2.3)).story(),
+    "unstored": (History(results=0).published().done().used(2.3)).story(),
 }
 
 
@@ -101,6 +111,7 @@ def test_checker_finds_each_violation_and_none_in_a_clean_history():
     assert list(VIOLATIONS) == [name(count) for count in ALWAYS + AFTER_THE_DRAIN]
     assert [count for count, story in VIOLATIONS.items() if count not in found(story)] == []
     assert found(clean().story()) == set()
+    assert "over the rate" not in found(two_of_a_cost(25).story())
 
 
 def test_checker_accepts_a_second_run_whose_first_holder_recorded_the_reason():
@@ -117,14 +128,21 @@ def test_checker_accepts_a_second_run_whose_first_holder_recorded_the_reason():
 
 def test_checker_accepts_the_loss_of_a_message_that_no_replica_confirmed():
     for durable, lost in ((None, set()), (True, {"lost"})):
-        history = History(totals={}).published(durable=durable)
+        history = History(totals={}, results=0).published(durable=durable)
         history.write(1.2, "arena", "rewind", queues=["frail"], since=0.9, until=1.2)
         assert found(history.story()) == lost
 
 
+def test_checker_expects_no_result_of_a_late_ack_after_a_failover():
+    for results, expected in ((0, set()), (1, set()), (2, {"unstored"})):
+        history = History(results=results).published().done().used(2.3).used(2.6, late=True)
+        history.write(2.4, "arena", "rewind", queues=["frail"], since=2.0, until=2.5)
+        assert found(history.story()) == expected
+
+
 def test_scan_finds_broken_keys():
     sound = {
-        "counts": {"held": "3 key-1", "free": "3 key-2"},
+        "counts": {"held": "3 key-1\3800", "free": "3 key-2"},
         "words": {"held": "lane.1:2000"},
         "unack": ("held",),
         "lines": {"key-2": ("free",)},

@@ -7,6 +7,7 @@ import unicodedata
 from pathlib import Path
 
 import reliq
+from reliq.cli.app import Commands
 from reliq.cli.output import console, print_json, print_table, say
 from reliq.text import clamp_time, printable, whole_number
 
@@ -18,7 +19,7 @@ MAY_WRITE = {
     "cli/dead.py",
     "supervisor/main.py",
     "cli/starter/app/__main__.py",
-    "cli/starter/app/jobs.py",
+    "cli/starter/app/tasks.py",
 }
 
 
@@ -33,6 +34,19 @@ def test_commands_print_only_through_the_module_that_escapes():
     }
 
     assert ways == set(), "use say, print_json, print_table or console of reliq.cli.output"
+
+
+def test_commands_that_messages_suggest_exist():
+    texts = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+    suggested = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path, text in texts.items()
+        for name in re.findall(r"""shell_command\(["']([\w -]+)["']|`reliq ([a-z]+)""", text)
+        for name in filter(None, name)
+    }
+
+    assert len(suggested) > 20
+    assert [(file, name) for file, name in suggested if name not in Commands.places] == []
 
 
 def test_printable_escapes_harmful_characters_alone():

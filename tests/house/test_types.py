@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypedDict, assert_type
 
 from reliq import AsyncAdmin, BulkResult, CancelStatus, Consumer, Duration, Durability, Event, Job, DeadLetter, Nack
-from reliq import Observer, OutgoingMessage, PublishOptions, Queue, Receipt, ReceivedJob, Reject, Snooze
+from reliq import Observer, OutgoingMessage, PublishOptions, Queue, Receipt, ReceivedJob, Reject, Snooze, Tasks
 from reliq.admin import Entry, Filter, Overview, Tally
 from reliq.events import Acked
 from reliq.testing import DrainResult, Published, Reliq, isolated
@@ -188,6 +188,50 @@ async def in_async_code() -> None:
     assert_type(await send({"to": ""}), Nack | Reject | None)
 
 
+app = Tasks("default", retries=5, ttl=60, url="redis://127.0.0.1", handler={"timeout": 60}, lifespan=lifespan)
+
+
+@app.task
+def bare(to: str, subject: str = "hello") -> int:
+    return len(to)
+
+
+@app.task(name="other", timeout=timedelta(minutes=1), retries=3, aliases=("older",), retry_on=BadCard)
+def with_job(job: Job, order: Order, *, tags: list[str]) -> str:
+    bare.options(after=job).publish(str(order.id))
+    return job.id
+
+
+@app.task
+async def count_later(job: Job[str], to: str) -> int:
+    return len(to)
+
+
+@app.task()
+async def soon(to: str) -> int:
+    return await soon(to)
+
+
+@app.cron("0 6 * * *", queue=app.queue)
+def nightly(tick: datetime) -> OutgoingMessage[bytes]:
+    return bare.outgoing("a")
+
+
+app.every(60, queue=app.queue, body=bare.outgoing("a"), name="minutely")
+
+
+async def of_tasks(reliq: Reliq, tx: Any) -> None:
+    assert_type(bare("a"), int)
+    assert_type(await soon("a"), int)
+    assert_type(bare.publish("a", subject="b"), Receipt)
+    assert_type(await count_later.apublish("a"), Receipt)
+    assert_type(await with_job.options(delay=60, id="x", key="k").apublish(Order(1), tags=["a"]), Receipt)
+    assert_type(bare.publish_in(tx, "a"), str)
+    app.queue.publish_many(bare.outgoing(to) for to in ["a", "b"])
+    assert_type(reliq.perform(app, with_job, Order(1), tags=[]), str)
+    assert_type(await reliq.aperform(app, count_later, "a"), int)
+
+
 def in_a_test(reliq: Reliq) -> None:
     assert_type(reliq.published(ORDERS, state="ready", due=reliq.now), list[Published[Order]])
     assert_type(reliq.assert_published(ORDERS, Order(1)).body.id, int)
@@ -202,7 +246,7 @@ HEAD = """
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from reliq import Consumer, Job, OutgoingMessage, Queue
+from reliq import Consumer, Job, OutgoingMessage, Queue, Tasks
 
 
 @dataclass
@@ -213,6 +257,17 @@ class Order:
 ORDERS = Queue("orders", Order)
 EVENTS = Queue("events")
 consumer = Consumer()
+app = Tasks()
+
+
+@app.task
+def send(to: str, number: int = 0) -> int:
+    return number
+
+
+@app.task(timeout=3)
+async def walk(job: Job, to: str) -> int:
+    return 1
 """
 
 #: Programs with a type error in the last line.
@@ -238,12 +293,23 @@ WRONG = {
     "a periodic body of another type": "consumer.cron('0 6 * * *', queue=ORDERS, body='42', name='x')",
     "a function that makes another body": "consumer.every(5, queue=ORDERS, body=lambda tick: tick, name='x')",
     "a decorated function that makes another body": "@consumer.every(5, queue=ORDERS)\ndef x(tick: datetime) -> str: ...",
-    "a periodic entry that is not named": "consumer.every(5, queue=ORDERS, body=Order(1))",
-    "an option of a periodic entry that is none": "consumer.every(5, queue=ORDERS, body=Order(1), name='x', catchup='all')",
+    "a periodic job that is not named": "consumer.every(5, queue=ORDERS, body=Order(1))",
+    "an option of a periodic job that is none": "consumer.every(5, queue=ORDERS, body=Order(1), name='x', catchup='all')",
     "an option of a next step that is none": "@consumer.handler(ORDERS)\n"
     "def handle(order: Order, job: Job[Order]) -> None:\n    job.publish(ORDERS, order, dely=3)",
     "a next step of another body": "@consumer.handler(ORDERS)\n"
     "def handle(order: Order, job: Job[Order]) -> None:\n    job.publish(EVENTS, order)",
+    "a task with an argument of another type": "send.publish(3)",
+    "a task without an argument": "send.publish()",
+    "a task with an argument too many": "send.options(delay=3).publish('a', 1, 2)",
+    "a task with an unknown argument": "send.publish('a', colour='red')",
+    "a task with its job as an argument": "def f(job: Job) -> None:\n    walk.publish(job, 'a')",
+    "an async task with an argument of another type": "async def f() -> None:\n    await walk.apublish(3)",
+    "a task's option that is none": "send.options(dely=3)",
+    "a setting of a task that is none": "@app.task(timout=3)\ndef x() -> None: ...",
+    "the result of a task taken for another": "text: str = send('a')",
+    "a performed task with an argument of another type": "from reliq.testing import Reliq\n"
+    "def test_it(reliq: Reliq) -> None:\n    reliq.perform(app, send, 3)",
     "a text as a transaction": "ORDERS.publish_in('nonsense', Order(1))",
     "an async transaction in blocking code": "from psycopg import AsyncConnection\n"
     "def f(tx: AsyncConnection[Any]) -> None:\n    ORDERS.publish_in(tx, Order(1))",

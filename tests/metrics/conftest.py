@@ -39,7 +39,7 @@ def jobs(environment):
 
 @pytest.fixture
 def patient_looks(monkeypatch):
-    """Let reads of metrics wait for Redis, however slow the machine is."""
+    """Let reads of metrics wait longer for Redis, because the machine of the tests may be slow."""
     monkeypatch.setattr("reliq.metrics.serving.SCRAPE_REPLY_SECONDS", 30.0)
     monkeypatch.setattr("reliq.metrics.queues.SCRAPE_SECONDS", 60.0)
 

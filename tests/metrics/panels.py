@@ -1,6 +1,7 @@
 """Read the files in grafana/ as Grafana and Prometheus do."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -12,9 +13,13 @@ DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text("utf-8"))
 RULES = yaml.safe_load((GRAFANA / "rules.yml").read_text("utf-8"))
 RUNBOOK = (GRAFANA / "RUNBOOK.md").read_text("utf-8")
 
+#: A collapsed row contains its panels.
+ROWS = [panel for panel in DASHBOARD["panels"] if panel["type"] == "row"]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+PANELS += [panel for row in ROWS for panel in row["panels"]]
 BY_TITLE = {panel["title"]: panel for panel in PANELS}
-ANNOTATIONS = {one["name"]: one["expr"] for one in DASHBOARD["annotations"]["list"] if "expr" in one}
+TILES = [panel for panel in PANELS if panel["type"] == "stat"]
+ANNOTATIONS = {one["name"]: one["expr"] for one in DASHBOARD["annotations"]["list"]}
 QUERIES = [
     (f"{panel['title']}: {target['legendFormat']}", panel, target["expr"])
     for panel in PANELS
@@ -23,16 +28,8 @@ QUERIES = [
 ALL_RULES = [rule for group in RULES["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in ALL_RULES if "alert" in rule]
 
-#: Values of Grafana's variables: the tests' cluster, everything in it, a window of some scrapes.
+#: Values of Grafana's variables: the cluster of the tests, all its jobs and queues, and a time window of some scrapes.
 FILLED = {"$cluster": "test", "$queue": ".*", "$job": ".*", "$instance": ".*", "$__rate_interval": "8s"}
-
-
-def row(title):
-    """Return the panels below a row's title."""
-    titles = [panel["title"] for panel in DASHBOARD["panels"]]
-    below = DASHBOARD["panels"][titles.index(title) + 1 :]
-    ends = [at for at, panel in enumerate(below) if panel["type"] == "row"]
-    return below[: ends[0]] if ends else below
 
 
 def filled(promql):
@@ -51,7 +48,39 @@ def metrics_in(text):
 def colour(field, value):
     """Return Grafana's colour of a value: from its mapping, else from the highest threshold that it reaches."""
     for mapping in field.get("mappings", ()):
-        if (said := mapping["options"].get(f"{value:g}")) and "color" in said:
-            return said["color"]
+        options = mapping["options"]
+        if mapping["type"] == "range" and options["from"] <= value <= options["to"]:
+            return options["result"]["color"]
+        if mapping["type"] == "value" and (result := options.get(f"{value:g}")) and "color" in result:
+            return result["color"]
     reached = [one["color"] for one in field["thresholds"]["steps"] if one["value"] is None or value >= one["value"]]
-    return reached[-1]
+    return reached[0] if math.isnan(value) else reached[-1]
+
+
+def column_field(title, column):
+    """Return the settings of a column in a table."""
+    (properties,) = [
+        {part["id"]: part["value"] for part in one["properties"]}
+        for one in BY_TITLE[title]["fieldConfig"]["overrides"]
+        if one["matcher"]["options"] == column
+    ]
+    return properties
+
+
+def shown_in(field, query, wanted):
+    """Return a query for the values of `query` that Grafana shows in this colour; empty if it shows none in it."""
+    mapped, found = [], []
+    for mapping in field.get("mappings", ()):
+        options = mapping["options"]
+        ranges = [(options["from"], options["to"], options["result"])] if mapping["type"] == "range" else []
+        ranges += [(value, value, result) for value, result in options.items() if mapping["type"] == "value"]
+        for least, most, result in ranges:
+            part = f"(({query}) >= {least} <= {most})"
+            mapped.append(part)
+            found += [part] if result.get("color") == wanted else []
+    steps = [(one["value"], one["color"]) for one in field["thresholds"]["steps"]]
+    for (least, colour), (most, _) in zip(steps, [*steps[1:], ("Inf", "")], strict=True):
+        if colour == wanted:
+            part = f"(({query}) >= {'-Inf' if least is None else least} < {most})"
+            found.append(f"({' unless '.join([part, *mapped])})")
+    return " or ".join(found)

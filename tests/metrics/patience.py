@@ -50,6 +50,13 @@ def value(found, name, **labels):
     return found.get((name, tuple(sorted(labels.items()))))
 
 
+def only(found, name):
+    """Return the value of a metric with a single series, None if it is missing."""
+    values = [number for (metric, _), number in found.items() if metric == name]
+    assert len(values) <= 1, values
+    return values[0] if values else None
+
+
 class Prometheus:
     """A running Prometheus."""
 

@@ -1,4 +1,4 @@
-"""The handlers of the story."""
+"""The handlers of the worker in test_story.py."""
 
 import os
 import sqlite3
@@ -11,8 +11,8 @@ from reliq.outbox.tables import ddl
 
 ORDERS = Queue("orders", str, retries=3)
 QUIET = Queue("quiet", int)
+TENANTS = Queue("tenants", str)
 
-#: An empty outbox, for its metrics.
 OUTBOX = os.environ["STORY_OUTBOX"]
 with closing(sqlite3.connect(OUTBOX)) as database:
     for statement in ddl("sqlite"):
@@ -30,6 +30,10 @@ def orders(body: str) -> None:
 
 @consumer.handler(QUIET, lease=60)
 def quiet(_number: int) -> None: ...
+
+
+@consumer.handler(TENANTS, lease=60)
+def tenants(_body: str) -> None: ...
 
 
 consumer.every(2, queue=QUIET, body=0, name="heartbeat", overlap="skip")

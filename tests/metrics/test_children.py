@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from patience import scrape, value
+from patience import only, scrape, value
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from waiting import eventually
 
@@ -45,7 +45,7 @@ def test_children_killed_between_scrapes_turn_no_counter_back_and_are_counted(wo
     eventually(lambda: killed() == 3 and value(pages[-1], "reliq_workers") == 2, "both places are taken again")
 
     # If Redis replies too late, the page has fewer metrics.
-    while len(whole := [page for page in pages if value(page, "reliq_redis_up") == 1]) <= 10:
+    while len(whole := [page for page in pages if only(page, "reliq_redis_up") == 1]) <= 10:
         killed()
 
     first, last = (of_processes(page, "process_start_time_seconds") for page in (pages[0], pages[-1]))
@@ -71,7 +71,7 @@ def test_counts_of_replaced_children_stay_and_their_files_do_not(worker, jobs):
         jobs.SHOP.publish_many(["good"] * 20)
         eventually(lambda before=before: replaced() == before + 1, "a process was replaced")
 
-    assert value(scrape(port), HANDLED, queue="shop", outcome="ack") == 60
+    assert value(scrape(port), HANDLED, queue="shop", task="", outcome="ack") == 60
     (child,) = eventually(running.children, "the place is taken again")
     folder = Path(child.environ()["PROMETHEUS_MULTIPROC_DIR"])
     eventually(lambda: [file.name for file in folder.glob("*.figures")] == [f"{child.pid}.figures"], "it counts")

@@ -54,16 +54,18 @@ def test_commands_of_our_services_are_those_of_reliq_and_workers_have_time_to_st
                 assert (program, word) in {("python", "publish_errands.py"), ("python", "-c")}, name
 
 
-def test_prometheus_reads_its_files_and_scrapes_every_worker_and_exporter():
+def test_prometheus_reads_its_files_and_scrapes_workers_exporters_and_publishers():
     config = read("prometheus.yml")
     (job,) = config["scrape_configs"]
     files = {f"/etc/prometheus/{name}" for name in ("prometheus.yml", *config["rule_files"])}
 
     assert files <= set(mounts("prometheus"))
     assert {one["type"] for one in job["dns_sd_configs"]} == {"A"}, "each address of a scaled service"
-    assert {(*one["names"], one["port"]) for one in job["dns_sd_configs"]} == {("worker", 9464), ("exporter", 9465)}
+    scraped = {(*one["names"], one["port"]) for one in job["dns_sd_configs"]}
+    assert scraped == {("worker", 9464), ("exporter", 9465), ("shop", 9466)}
     assert "--metrics-port 9464 --metrics-host 0.0.0.0" in SERVICES["worker"]["command"]
     assert "exporter --host 0.0.0.0 --port 9465" in SERVICES["exporter"]["command"]
+    assert SERVICES["shop"]["command"].endswith(" 0.0.0.0:9466")
     assert config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["alertmanager:9093"]
     grace = next(one.default for one in Commands.load("worker").params if one.name == "grace")
 

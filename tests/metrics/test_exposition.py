@@ -30,7 +30,7 @@ class Told(Collector):
 @pytest.fixture
 def metrics():
     """The metrics of a process that has handled messages of two queues."""
-    found = ProcessMetrics(["calm", EVIL])
+    found = ProcessMetrics([("calm", ""), (EVIL, "")])
     found(events.Handled("calm", "id", 1, "ack", 0.25))
     found(events.Handled("calm", "id", 1, "ack", 1e9))
     found(events.Handled(EVIL, "id", 1, "nack", 0.004, raised="ValueError at x.py:1", failed=True))
@@ -53,9 +53,14 @@ def test_both_formats_and_a_registry_have_the_same_values(metrics):
     plain, opened = read(Page([metrics])), read(Page([metrics]), OPEN)
 
     assert plain == opened == figures(generate_latest(registry).decode())
-    assert plain["reliq_handler_seconds_bucket", (("le", "+Inf"), ("outcome", "ack"), ("queue", "calm"))] == 2
-    assert plain["reliq_handler_seconds_bucket", (("le", "0.3"), ("outcome", "ack"), ("queue", "calm"))] == 1
-    assert plain["reliq_handler_failures_total", (("exception", "ValueError"), ("queue", EVIL))] == 1
+    assert (
+        plain["reliq_handler_seconds_bucket", (("le", "+Inf"), ("outcome", "ack"), ("queue", "calm"), ("task", ""))]
+        == 2
+    )
+    assert (
+        plain["reliq_handler_seconds_bucket", (("le", "0.3"), ("outcome", "ack"), ("queue", "calm"), ("task", ""))] == 1
+    )
+    assert plain["reliq_handler_failures_total", (("exception", "ValueError"), ("queue", EVIL), ("task", ""))] == 1
 
 
 def test_infinity_nan_and_surrogates_are_spelled_as_prometheus_reads_them():

@@ -67,7 +67,7 @@ def children(tmp_path):
 
 @pytest.fixture
 def process(tmp_path):
-    return lambda pid, *queues: ProcessMetrics(queues, file_of(tmp_path, pid))
+    return lambda pid, *queues: ProcessMetrics([(queue, "") for queue in queues], file_of(tmp_path, pid))
 
 
 def test_sums_add_counters_and_histograms_and_merge_each_gauge(children, process, tmp_path):
@@ -81,7 +81,7 @@ def test_sums_add_counters_and_histograms_and_merge_each_gauge(children, process
 
     found = rows(children)
 
-    *buckets, seconds = found["reliq_handler_seconds", "q", "ack"]
+    *buckets, seconds = found["reliq_handler_seconds", "q", "", "ack"]
     assert (sum(buckets), seconds) == (2, 0.5)
     assert found["reliq_leases_lost_total", "q"] == 0
     assert found["reliq_longest_running_seconds",] == 7
@@ -132,7 +132,7 @@ def test_sums_keep_twenty_classes_of_exceptions_for_a_queue(children, process):
         if pid % 2:
             children.bury(pid)
 
-    found = {key[2]: value for key, value in rows(children).items() if key[0] == "reliq_handler_failures_total"}
+    found = {key[3]: value for key, value in rows(children).items() if key[0] == "reliq_handler_failures_total"}
 
     assert len(found) == 21
     assert sum(found.values()) == 120
@@ -140,7 +140,7 @@ def test_sums_keep_twenty_classes_of_exceptions_for_a_queue(children, process):
 
 
 def test_concurrent_scrapes_count_nothing_twice():
-    metrics = ProcessMetrics([f"q{number}" for number in range(200)])
+    metrics = ProcessMetrics((f"q{number}", "") for number in range(200))
     for number in range(200):
         metrics(events.LeaseLost(f"q{number}", ("a",), "ack"))
     before = sys.getswitchinterval()
@@ -156,7 +156,7 @@ def test_concurrent_scrapes_count_nothing_twice():
 
 
 def test_failures_are_counted_by_class_and_final_nacks_as_nack():
-    metrics = ProcessMetrics(["q"])
+    metrics = ProcessMetrics([("q", "")])
     for _ in range(2):
         metrics(failed("ValueError"))
     metrics(events.Handled("q", "id", 1, "timeout", 5.0, raised="TimeoutError", failed=True))
@@ -164,7 +164,7 @@ def test_failures_are_counted_by_class_and_final_nacks_as_nack():
     metrics(events.Handled("q", "id", 1, "nack", 0.1, error="not now"))
     metrics(events.Handled("q", "id", 1, "ack", 0.1))
 
-    found = {key[2]: value for key, value in rows(metrics).items() if key[0] == "reliq_handler_failures_total"}
+    found = {key[3]: value for key, value in rows(metrics).items() if key[0] == "reliq_handler_failures_total"}
     assert found == {"ValueError": 2, "TimeoutError": 1, "Nack": 1}
 
 
@@ -182,6 +182,17 @@ def test_reconnect_of_many_parts_is_counted_once():
     assert found["reliq_redis_errors_total", "away"] == 3
     assert found["reliq_redis_errors_total", "refused"] == 1
     assert found["reliq_redis_reconnects_total",] == 1
+
+
+def test_refused_writes_are_not_counted_as_a_redis_that_is_away():
+    metrics = ProcessMetrics()
+    for refusal in ("READONLY", "NOREPLICAS", "MISCONF", "LOADING", "CLUSTERDOWN", ""):
+        metrics(events.RedisUnavailable("", "fetcher", "no", refusal))
+
+    found = rows(metrics)
+
+    assert found["reliq_redis_errors_total", "refused"] == 3
+    assert found["reliq_redis_errors_total", "away"] == 3
 
 
 def test_figures_on_a_full_disk_no_longer_grow_and_kill_no_process(tmp_path, caplog):

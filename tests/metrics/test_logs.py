@@ -54,13 +54,22 @@ def test_events_are_logged_at_their_levels_or_not_at_all(lines):
     assert {event: " ".join(record.levelname for record in lines(event)) for event in levels} == levels
 
 
+def test_dead_letter_line_names_the_command_that_lists_them(lines):
+    (record,) = lines(events.DeadLettered("orders", ("m",)))
+
+    assert "`reliq list orders --state dead`" in record.getMessage()
+
+
 def test_json_line_has_queue_id_attempt_and_duration_and_error_text_on_request(lines, caplog):
     (record,) = lines(events.Handled("q", "m", 2, "nack", 0.25, f"ValueError: {SECRET}", "ValueError at jobs.py:31"))
 
     row = json.loads(JsonFormatter().format(record))
 
     assert row["time"].endswith("Z")
-    assert row["message"] == "q m attempt 2 answered nack after 0.250 s: ValueError at jobs.py:31"
+    assert (
+        row["message"]
+        == "queue q: message m: attempt 2 ended with nack after 0.250 s, retrying: ValueError at jobs.py:31"
+    )
     expected = {"level": "info", "logger": "reliq", "event": "handled", "queue": "q", "id": "m", "attempt": 2}
     expected |= {"seconds": 0.25, "outcome": "nack", "error": "ValueError at jobs.py:31", "error_type": "ValueError"}
     assert row.items() >= expected.items()
@@ -150,7 +159,7 @@ def test_repeated_lines_are_held_back_and_reported_with_the_next(lines, caplog):
     assert len(written) == SAME_LINES
     assert limiter.filter(at(later, 1000.0 + SAME_SECONDS))
     told = caplog.records[-1]
-    assert told.getMessage().startswith("held back 20 lines like: q m10 attempt 1 answered nack")
+    assert told.getMessage().startswith("log: held back 20 lines like: queue q: message m10: attempt 1 ended with nack")
     assert told.reliq["ids"] == [f"m{number}" for number in range(10, 30)]
 
 
@@ -174,9 +183,9 @@ def test_redis_away_and_back_are_one_line_each_for_all_parts(lines):
     )
 
     assert [record.getMessage().partition(" (")[0].partition(" after ")[0] for record in said] == [
-        "Redis is away, trying again until it is back",
-        "orders: its server is away, others go on, trying again until it is back",
-        "orders: its server is back",
+        "Redis is away; retrying until it is back",
+        "queue orders: its Redis is away, others go on; retrying until it is back",
+        "queue orders: its Redis is back",
         "Redis is back",
     ]
 

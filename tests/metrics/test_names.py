@@ -26,19 +26,13 @@ def test_metrics_of_dashboard_and_rules_exist():
     assert used - set(SERIES) == set()
 
 
-def test_metrics_are_all_on_the_dashboard():
-    shown = {SERIES[name] for _, _, query in QUERIES for name in metrics_in(query)}
-
-    assert set(ALL) - shown == set()
-
-
 def test_worker_serves_the_declared_metrics_with_kind_labels_and_help(worker, jobs):
     jobs.SHOP.publish_many(["good", "flaky"])
     _, port = worker(processes=1)
 
     def whole_page():
         text = get(port, "/metrics")[1]
-        return text if "\nreliq_redis_up 1" in text and "ValueError" in text else ""
+        return text if re.search(r"\nreliq_redis_up.* 1\n", text) and "ValueError" in text else ""
 
     families = list(
         text_string_to_metric_families(eventually(whole_page, "the page has figures of Redis and of the failure"))

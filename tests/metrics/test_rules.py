@@ -68,32 +68,40 @@ def values(series, fires, silent):
     return {series: fires}, {series: silent}
 
 
+def server(name, **labels):
+    """A series of a Redis server."""
+    return series(name, server="redis:6379", **labels)
+
+
+def queue(text):
+    """Return the summary of an alert of a queue: the cluster and the queue come first."""
+    return f"eu: shop: {text}"
+
+
 PAUSED = {shop("reliq_paused"): steady(1)}
 INSTANCE = {"instance": "a", **WHERE}
-STUCK = {shop("reliq_backlog"): then(0, 7), shop("reliq_claimed_total"): stops(60)}
-WAITING = shop("reliq_messages", state="waiting")
+SERVER = {"server": "redis:6379", **WHERE}
+BACKLOG, OLDEST = shop("reliq_backlog"), "reliq_oldest_message_age_seconds"
 ALIVE, GONE = {series("up"): steady(1)}, {series("up"): then(1, 0)}
+FLEET = {series("reliq_workers", instance=name): steady(2) for name in "abc"}
+LIMIT = {server("reliq_redis_memory_limit_bytes"): steady(100)}
 CASES = {
     "ReliqBacklogGrowing": Case(
-        *values(shop("reliq_backlog"), rising(110), rising(-50, 9000)),
-        7,
-        "shop: 770 messages wait, and their number grows",
+        {BACKLOG: rising(110), shop(OLDEST, state="ready"): then(0, 90)},
+        {BACKLOG: rising(110), shop(OLDEST, state="ready"): then(0, 5)},
+        5,
+        queue("550 messages wait, and their number grows"),
     ),
     "ReliqOldestMessageTooOld": Case(
-        *values(shop("reliq_oldest_message_age_seconds", state="ready"), rising(60), then(0, 170)),
+        *values(shop(OLDEST, state="ready"), rising(60), then(0, 170)),
         5,
-        "shop: a message has been due for 5m 0s",
-    ),
-    "ReliqNobodyClaims": Case(
-        STUCK,
-        {shop("reliq_backlog"): then(0, 7), shop("reliq_claimed_total"): growing(60)},
-        5,
-        "shop: 7 messages wait and no worker takes them",
+        queue("a message has been due for 5m 0s"),
     ),
     "ReliqPausedLong": Case(
-        *values(shop("reliq_paused"), f"0x{BEFORE - 1} 1x400", f"0x{BEFORE - 1} 1x230 0x170"),
+        {shop("reliq_paused"): f"0x{BEFORE - 1} 1x400", BACKLOG: "7x420"},
+        {shop("reliq_paused"): f"0x{BEFORE - 1} 1x230 0x170", BACKLOG: "7x420"},
         61,
-        "shop has been paused for more than an hour",
+        "eu: shop has been paused for more than an hour; 7 messages wait",
     ),
     "ReliqKeyHeldUp": Case(
         *values(
@@ -102,7 +110,7 @@ CASES = {
             f"0x{BEFORE - 1} 0+{INTERVAL}x230 0x170",
         ),
         61,
-        "shop: nothing of a key has started for 1h 1m 0s",
+        queue("no message of one key has started for 1h 1m 0s"),
     ),
     "ReliqTickLate": Case(
         *values(
@@ -111,129 +119,171 @@ CASES = {
             f"{INTERVAL}+{INTERVAL}x{ALL}",
         ),
         2.5,
-        "shop: a tick of the periodic entry daily is 2m 30s late",
+        queue("the periodic job daily is 2m 30s late"),
         {"queue": "shop", "entry": "daily", **WHERE},
     ),
     "ReliqDeadLettersRising": Case(
-        *values(shop("reliq_dead_total"), then(3, 5), steady(3)), 0.5, "shop: 2 messages died within 15 minutes"
-    ),
-    "ReliqLeasesLost": Case(
-        *values(shop("reliq_leases_lost_total"), then(0, 1), steady(2)),
+        *values(shop("reliq_dead_total"), then(3, 5), steady(3)),
         0.5,
-        "shop: 1 answers came after their lease, within 15 minutes",
-    ),
-    "ReliqRetryStorm": Case(
-        {shop("reliq_nacked_total"): rising(60), shop("reliq_claimed_total"): growing(70)},
-        {shop("reliq_nacked_total"): rising(20), shop("reliq_claimed_total"): growing(70)},
-        14,
-        "shop: more than half of all deliveries fail",
+        queue("2 messages became dead letters within 15 minutes"),
     ),
     "ReliqMessagesExpiring": Case(
         *values(shop("reliq_expired_total"), then(0, 4), steady(4)),
         0.5,
-        "shop: 4 messages were gone before they could start",
+        queue("4 messages expired before they could start, within 15 minutes"),
+    ),
+    "ReliqFailuresHigh": Case(
+        {shop("reliq_nacked_total"): rising(30), shop("reliq_acked_total"): growing(70)},
+        {shop("reliq_nacked_total"): rising(3), shop("reliq_acked_total"): growing(70)},
+        15,
+        queue("30 % of all attempts fail"),
+    ),
+    "ReliqLeasesLost": Case(
+        *values(shop("reliq_leases_lost_total"), then(0, 1), steady(2)),
+        0.5,
+        queue("1 attempts ended after their lease had expired, within 15 minutes"),
     ),
     "ReliqAccountBroken": Case(
         {shop("reliq_messages_unaccounted"): then(0, 3), shop("reliq_messages_unaccounted", instance="b"): then(0, 3)},
         # One of two scrapers read the queue between two moves.
         {shop("reliq_messages_unaccounted"): then(0, 3), shop("reliq_messages_unaccounted", instance="b"): steady(0)},
         5.5,
-        "shop: the account is wrong by 3 messages",
+        queue("3 messages are unaccounted for"),
     ),
-    "ReliqShardMapLost": Case(
-        *values(shop("reliq_shard_map_lost"), then(0, 1), steady(0)), 2.5, "shop: Redis has lost the map of its shards"
+    "ReliqQueueUnreadable": Case(
+        {shop("reliq_queue_unreadable"): then(0, 1), server("reliq_redis_up"): steady(1)},
+        {shop("reliq_queue_unreadable"): then(0, 1), server("reliq_redis_up"): then(1, 0)},
+        1.5,
+        queue("reliq cannot read the queue: a Redis key has a wrong type, the shard map is lost, or a shard is slow"),
     ),
-    "ReliqTargetDown": Case(GONE, ALIVE, 2.5, "a (reliq) does not answer: a worker or exporter is gone", INSTANCE),
+    "ReliqTargetDown": Case(GONE, ALIVE, 2.5, "eu: Exporter or producer a (reliq) does not answer", INSTANCE),
     "ReliqNoWorkers": Case(
         ALIVE | {series("reliq_workers"): f"2x{BEFORE - 1} _x{ALL - BEFORE}"},
         # A separate Prometheus job scrapes the exporter.
         ALIVE | {series("reliq_workers"): steady(2), series("up", instance="b", job="reliq-exporter"): steady(1)},
         7.5,
-        "No worker process runs in eu",
+        "eu: No worker process runs",
         {"cluster": "eu"},
     ),
+    "ReliqWorkersLost": Case(
+        FLEET | {series("reliq_workers", instance=name): f"2x{BEFORE - 1} _x{ALL - BEFORE}" for name in "bc"},
+        # These workers do not answer: ReliqTargetDown fires.
+        FLEET
+        | {series("reliq_workers", instance=name): f"2x{BEFORE - 1} _x{ALL - BEFORE}" for name in "bc"}
+        | {series("up", instance="c"): then(1, 0)},
+        16,
+        "eu: reliq: service discovery lists only 1 workers; there were more within the last 30 minutes",
+        WHERE,
+    ),
     "ReliqSlotsFull": Case(
-        {series("reliq_slots_busy"): then(3, 16), series("reliq_slots"): steady(16), shop("reliq_backlog"): steady(9)},
-        {series("reliq_slots_busy"): then(3, 16), series("reliq_slots"): steady(16), shop("reliq_backlog"): steady(0)},
-        5.5,
-        "a: 100 % of its slots are taken while messages wait",
+        {series("reliq_slots_busy"): then(3, 16), series("reliq_slots"): steady(16), BACKLOG: steady(9)},
+        # One look in five minutes finds a free slot more often than a full worker has.
+        {
+            series("reliq_slots_busy"): f"3x{BEFORE - 1} " + "16 16 12 8 " * 25,
+            series("reliq_slots"): steady(16),
+            BACKLOG: steady(9),
+        },
+        6.5,
+        "eu: a: 100 % of the slots were busy over 5 minutes while messages wait",
         INSTANCE,
     ),
     "ReliqSlotsHung": Case(
         *values(series("reliq_slots_hung"), then(0, 2), f"0x{BEFORE - 1} 2x10 0x{ALL - BEFORE - 10}"),
         5.5,
-        "a: 2 slots are lost to handlers that cannot be ended",
+        "eu: a: 2 slots are blocked by handlers that reliq cannot stop",
         INSTANCE,
     ),
     "ReliqWorkerStalled": Case(
-        {series("reliq_last_claim_timestamp_seconds"): stops(60), series("reliq_redis_up"): steady(1)},
-        {series("reliq_last_claim_timestamp_seconds"): growing(60), series("reliq_redis_up"): steady(1)},
+        {series("reliq_last_claim_timestamp_seconds"): stops(60), server("reliq_redis_up"): steady(1)},
+        {series("reliq_last_claim_timestamp_seconds"): growing(60), server("reliq_redis_up"): steady(1)},
         2.5,
-        "a: a process has completed no claim round for 2m 30s",
+        "eu: a: a worker process has not asked Redis for messages for 2m 30s; idle processes ask every second",
         INSTANCE,
     ),
     "ReliqWorkersRestarting": Case(
         {series("reliq_restarts_total", reason="killed"): then(0, 5)},
         {series("reliq_restarts_total", reason="jobs"): then(0, 5)},
         0.5,
-        "a: 5 processes died within 15 minutes",
+        "eu: a: 5 worker processes died within 15 minutes",
         INSTANCE,
     ),
+    "ReliqOutboxLate": Case(
+        *values(series("reliq_outbox_oldest_seconds"), rising(60), then(0, 50)),
+        4,
+        "eu: reliq: the oldest row of the outbox has waited for 4m 0s, or the relay no longer reports",
+        WHERE,
+    ),
     "ReliqRedisDown": Case(
-        *values(series("reliq_redis_up"), then(1, 0), steady(1)), 1.5, "a cannot reach Redis", INSTANCE
+        {server("reliq_redis_up"): then(1, 0), server("reliq_redis_up", instance="b"): then(1, 0)},
+        {server("reliq_redis_up"): steady(1)},
+        1.5,
+        "eu: Redis redis:6379 does not answer 2 workers and exporters",
+        SERVER,
+    ),
+    "ReliqRedisSlow": Case(
+        *values(server("reliq_redis_scrape_seconds"), then(0.01, 0.8), then(0.01, 0.4)),
+        2.5,
+        "eu: Redis redis:6379 needs 0.8 s for one read of the queues",
+        SERVER,
     ),
     "ReliqRedisMemoryHigh": Case(
-        {series("reliq_redis_memory_bytes"): then(5, 95), series("reliq_redis_memory_limit_bytes"): steady(100)},
-        {series("reliq_redis_memory_bytes"): then(5, 95), series("reliq_redis_memory_limit_bytes"): steady(0)},
+        LIMIT | {server("reliq_redis_memory_bytes"): then(5, 95)},
+        LIMIT | {server("reliq_redis_memory_bytes"): f"5x{BEFORE - 1} " + "95 95 85 95 " * 25},
         5.5,
-        "Redis uses 95 % of its maxmemory: publishes will be refused",
+        "eu: Redis redis:6379 uses 95 % of maxmemory; at 100 % it refuses publishes",
+        SERVER,
+    ),
+    "ReliqRedisRefuses": Case(
+        {series("reliq_redis_errors_total", reason="refused"): rising(40)},
+        {series("reliq_redis_errors_total", reason="away"): rising(40)},
+        2.5,
+        "eu: Redis refused 80 commands of reliq within 2 minutes",
         WHERE,
     ),
     "ReliqRedisEvicts": Case(
-        {series("reliq_redis_eviction_enabled"): then(0, 1)},
-        {series("reliq_redis_eviction_enabled"): steady(0), series("reliq_redis_evicted_keys_total"): steady(9)},
+        {server("reliq_redis_eviction_enabled"): then(0, 1)},
+        {server("reliq_redis_eviction_enabled"): steady(0), server("reliq_redis_evicted_keys_total"): steady(9)},
         0.5,
-        "Redis may delete messages when memory is short",
-        WHERE,
+        "eu: Redis redis:6379 may delete messages when memory is short",
+        SERVER,
     ),
     "ReliqRedisAofOff": Case(
-        *values(series("reliq_redis_aof_enabled"), then(1, 0), steady(1)),
+        *values(server("reliq_redis_aof_enabled"), then(1, 0), steady(1)),
         10.5,
-        "Redis writes no append-only file: a restart loses messages",
-        WHERE,
+        "eu: Redis redis:6379 writes no append-only file: a restart loses messages",
+        SERVER,
     ),
 }
 #: Further series for which an alert fires, or must not fire.
 ALSO_FIRES = [
-    ("ReliqRedisEvicts", {series("reliq_redis_evicted_keys_total"): then(0, 5)}),
-    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_message_age_seconds", state="pending"): then(0, 400)}),
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_go_layout"): steady(0)}),
-    # Some keys wait for a worker, others sleep.
-    ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): then(0, 1)}),
-    # A queue of the same name in another environment is healthy, or paused.
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total", cluster="us"): growing(60)}),
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_paused", job="reliq-staging"): steady(1)}),
+    ("ReliqRedisEvicts", {server("reliq_redis_evicted_keys_total"): then(0, 5)}),
+    ("ReliqOldestMessageTooOld", {shop(OLDEST, state="pending"): then(0, 400)}),
+    # A queue of the same name in another environment is paused.
+    (
+        "ReliqOldestMessageTooOld",
+        CASES["ReliqOldestMessageTooOld"].fires | {shop("reliq_paused", job="other"): steady(1)},
+    ),
+    ("ReliqBacklogGrowing", {BACKLOG: rising(110), shop("reliq_go_layout"): steady(1)}),
     ("ReliqAccountBroken", {shop("reliq_messages_unaccounted"): then(0, -2)}),
-    ("ReliqNoWorkers", GONE),
+    ("ReliqQueueUnreadable", {shop("reliq_shard_map_lost"): then(0, 1)}),
     ("ReliqNoWorkers", {series("unrelated"): steady(1)}),
 ]
 ALSO_SILENT = [
     ("ReliqBacklogGrowing", CASES["ReliqBacklogGrowing"].fires | PAUSED),
     ("ReliqOldestMessageTooOld", CASES["ReliqOldestMessageTooOld"].fires | PAUSED),
-    ("ReliqNobodyClaims", STUCK | PAUSED),
-    ("ReliqBacklogGrowing", {shop("reliq_backlog"): rising(1)}),
-    # A Go program serves the queue; reliq claimed from it earlier, or never.
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_go_layout"): steady(1)}),
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_claimed_total"): steady(0), shop("reliq_go_layout"): steady(1)}),
-    ("ReliqNobodyClaims", STUCK | {shop("reliq_backlog"): steady(0)}),
-    # All waiting messages belong to keys that sleep or have no free place.
-    ("ReliqNobodyClaims", STUCK | {WAITING: then(0, 7), shop("reliq_keys", state="in_turn"): steady(0)}),
+    ("ReliqOldestMessageTooOld", {shop(OLDEST, state="unack"): then(0, 400)}),
+    ("ReliqBacklogGrowing", CASES["ReliqBacklogGrowing"].fires | {BACKLOG: rising(-50, 9000)}),
+    ("ReliqBacklogGrowing", CASES["ReliqBacklogGrowing"].fires | {BACKLOG: rising(1)}),
     ("ReliqKeyHeldUp", CASES["ReliqKeyHeldUp"].fires | {shop("reliq_paused"): f"1x{BEFORE + 400}"}),
-    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_message_age_seconds", state="waiting"): then(0, 400)}),
-    ("ReliqRetryStorm", {shop("reliq_nacked_total"): growing(1), shop("reliq_claimed_total"): growing(1)}),
-    ("ReliqOldestMessageTooOld", {shop("reliq_oldest_message_age_seconds", state="unack"): then(0, 400)}),
-    ("ReliqWorkerStalled", CASES["ReliqWorkerStalled"].fires | {series("reliq_redis_up"): steady(0)}),
+    # Two failures in five minutes, all of a quiet queue.
+    ("ReliqFailuresHigh", {shop("reliq_nacked_total"): growing(0.4), shop("reliq_acked_total"): growing(0.4)}),
+    ("ReliqWorkerStalled", CASES["ReliqWorkerStalled"].fires | {server("reliq_redis_up"): steady(0)}),
     ("ReliqTargetDown", {series("up", job="something-else"): then(1, 0)}),
+    (
+        "ReliqRedisMemoryHigh",
+        {server("reliq_redis_memory_bytes"): then(5, 95), server("reliq_redis_memory_limit_bytes"): steady(0)},
+    ),
+    ("ReliqSlotsFull", CASES["ReliqSlotsFull"].fires | {BACKLOG: steady(0)}),
 ]
 
 
@@ -255,7 +305,12 @@ def in_full(alert):
     (rule,) = [rule for rule in ALERTS if rule["alert"] == alert]
     told = {
         "exp_labels": {**case.labels, "severity": rule["labels"]["severity"]},
-        "exp_annotations": {"summary": case.summary, "runbook_url": f"{SETTING['labels']['url']}#{alert}"},
+        "exp_annotations": {
+            "summary": case.summary,
+            "description": rule["annotations"]["description"].replace("{{ $labels.queue }}", "shop"),
+            "runbook_url": f"{SETTING['labels']['url']}#{alert}",
+            "dashboard_url": SETTING["labels"]["dashboard"],
+        },
     }
     due = made["promql_expr_test"][0]["eval_time"]
     made["alert_rule_test"] = [

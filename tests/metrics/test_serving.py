@@ -11,12 +11,12 @@ import time
 
 import psutil
 import pytest
-from patience import figures, get, scrape, value
+from patience import figures, get, only, scrape, value
 from ports import free_port
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from waiting import eventually
 
-from reliq import Consumer, Queue, WorkerSettings
+from reliq import Consumer, Queue, Tasks, WorkerSettings
 from reliq.errors import ConfigurationError
 from reliq.events import RedisUnavailable
 from reliq.metrics.exposition import Page
@@ -79,7 +79,7 @@ def test_worker_during_an_outage_serves_its_counters_and_stays_alive(worker, job
     os.kill(redis_server.pid, signal.SIGSTOP)  # worse than a closed port: no reply
     try:
         found = scrape(port)
-        assert value(found, "reliq_redis_up") == 0
+        assert only(found, "reliq_redis_up") == 0
         assert value(found, "reliq_lag_seconds_count", queue="shop") == 1
         assert value(found, "reliq_messages", queue="shop", state="ready") is None
         assert get(port, "/live")[0] == 200
@@ -88,7 +88,7 @@ def test_worker_during_an_outage_serves_its_counters_and_stays_alive(worker, job
     finally:
         os.kill(redis_server.pid, signal.SIGCONT)
 
-    eventually(lambda: value(scrape(port), "reliq_redis_up") == 1, "it sees Redis again")
+    eventually(lambda: only(scrape(port), "reliq_redis_up") == 1, "it sees Redis again")
     eventually(lambda: get(port, "/ready")[0] == 200, "and is ready")
     assert reliq("health", "live", "--port", port) == (0, "ok\n")
     assert reliq("health", "ready", "--port", port) == (0, "ok\n")
@@ -114,7 +114,7 @@ def test_exporter_serves_queues_without_workers_and_waits_for_redis(command, ser
         running = command("exporter", "--url", server.url, *options)
         eventually(lambda: get(port, "/live")[0] == 200, "it serves although Redis is away")
         assert listeners(running.process.pid) == {"0.0.0.0"}
-        assert value(scrape(port), "reliq_redis_up") == 0
+        assert only(scrape(port), "reliq_redis_up") == 0
         assert get(port, "/ready")[0] == 503
 
         server.start()
@@ -134,16 +134,15 @@ def test_worker_without_queue_metrics_serves_those_of_processes_and_redis(worker
     )
 
     assert listeners(running.process.pid) == {"127.0.0.1"}
-    assert value(found, "reliq_redis_up") == 1
-    assert value(found, "reliq_redis_memory_bytes") > 0
+    assert only(found, "reliq_redis_up") == 1
+    assert only(found, "reliq_redis_memory_bytes") > 0
     assert {name for name, _ in found} & {"reliq_messages", "reliq_acked_total", "reliq_queues_skipped"} == set()
 
 
 def served(consumer, **options):
     """The metrics of a consumer in this process, as `Consumer.run(metrics_port=...)` serves them."""
-    keys = [handler.queue.keys for handler in consumer.handlers]
-    connection = consumer.connection(consumer.handlers)
-    return of_one_process(consumer.observers, consumer.stats, connection, keys, **options)
+    handlers = consumer.handlers
+    return of_one_process(consumer.observers, consumer.stats, consumer.connection(handlers), handlers, **options)
 
 
 @pytest.fixture
@@ -161,6 +160,34 @@ def consumer(url, patient_looks):
     queue.close()
 
 
+def test_handler_metrics_have_the_tasks_of_the_process_and_no_other(url):
+    """Messages cannot add series: an unknown task counts as `unknown`."""
+    app, later, ended = Tasks("single", url=url), Tasks("single", url=url), threading.Event()
+    app.task(name="send", aliases=("mail",))(lambda: None)
+    app.task(name="fails", retries=0)(lambda: {}["no"])
+    app.task(name="hangs", timeout=0.05)(lambda: ended.wait(30) and None)
+    for name in ("send", "mail", "fails", "hangs", "new", "newer"):
+        later.task(name=name)(lambda: None).publish()
+
+    def counts(name="reliq_handler_seconds_count", label="outcome"):
+        return {
+            (labels["task"], labels[label]): figure
+            for (found, pairs), figure in scrape(endpoint.port).items()
+            if found == name and (labels := dict(pairs))["queue"] == "single"
+        }
+
+    with served(app, port=0) as endpoint:
+        begun = dict.fromkeys([("send", "ack"), ("fails", "ack"), ("hangs", "ack")], 0)
+        assert counts() == begun
+        app.start(WorkerSettings(concurrency=4))
+        ends = {("send", "ack"): 2, ("fails", "nack"): 1, ("hangs", "timeout"): 1, ("unknown", "snooze"): 2}
+        eventually(lambda: begun | counts() | ends == counts(), "all are counted")
+        failures = counts("reliq_handler_failures_total", "exception")
+        assert failures == {("fails", "KeyError"): 1, ("hangs", "TimeoutError"): 1}
+        ended.set()
+        app.stop()
+
+
 def test_endpoint_serves_the_figures_of_a_running_consumer(consumer):
     with served(consumer, port=0) as endpoint:
         assert get(endpoint.port, "/ready") == (503, "starting: process 0\n")
@@ -169,7 +196,7 @@ def test_endpoint_serves_the_figures_of_a_running_consumer(consumer):
         assert consumer.handled.wait(30)
         eventually(lambda: get(endpoint.port, "/ready")[0] == 200, "it is ready")
         now = lambda name, **labels: value(scrape(endpoint.port), name, **labels)  # noqa: E731  used often
-        counted = {"queue": "single", "outcome": "ack"}
+        counted = {"queue": "single", "task": "", "outcome": "ack"}
         eventually(lambda: now("reliq_handler_seconds_count", **counted) == 1, "the handler was counted")
         eventually(lambda: now("reliq_slots_busy") == 0, "its slot is free")
         found = scrape(endpoint.port)
@@ -192,7 +219,7 @@ def test_registry_of_the_application_has_the_figures_while_the_consumer_runs(con
     after = figures(generate_latest(registry).decode())
 
     assert value(found, "mine_total") == 1
-    assert value(found, "reliq_redis_up") == 1
+    assert only(found, "reliq_redis_up") == 1
     assert set(after) == {("mine_total", ())}
 
 

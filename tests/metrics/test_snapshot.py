@@ -1,17 +1,22 @@
 """Queue metrics read from Redis: states, ages, backlog, and the round trips of a read."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
-from patience import page, value
+import redis
+from patience import only, page, value
+from ports import free_port
 from transition import run_transition
 
 from reliq import Layout, Queue
+from reliq.keys import Keys
 from reliq.metrics.queues import QueueCollector
 from reliq.metrics.serving import queue_collector
 from reliq.metrics.snapshot import UNACK_SAMPLE, SnapshotReader
 from reliq.redis.client import Client
 from reliq.redis.server import Connection
+from reliq.testing.server import EmbeddedRedis
 
 
 @pytest.fixture
@@ -113,11 +118,13 @@ def test_queues_of_one_name_in_several_layouts_are_several_series(url, connectio
 def test_redis_figures_have_memory_version_eviction_and_append_only_file(url, client, connection):
     found = page(queue_collector(connection))
 
-    assert value(found, "reliq_redis_up") == 1
-    assert value(found, "reliq_redis_memory_bytes") > 0
-    assert value(found, "reliq_redis_info", version=client.info("server")["redis_version"]) == 1
-    assert value(found, "reliq_redis_eviction_enabled") == 0
-    assert value(found, "reliq_redis_aof_enabled") == 0
+    server = url.partition("//")[2].partition("/")[0]
+    assert value(found, "reliq_redis_up", server=server) == 1
+    assert 0 < value(found, "reliq_redis_scrape_seconds", server=server) < 60
+    assert only(found, "reliq_redis_memory_bytes") > 0
+    assert value(found, "reliq_redis_info", server=server, version=client.info("server")["redis_version"]) == 1
+    assert only(found, "reliq_redis_eviction_enabled") == 0
+    assert only(found, "reliq_redis_aof_enabled") == 0
     changes = {"maxmemory-policy": "allkeys-lru", "maxmemory": 10**9, "appendonly": "yes"}
     before = {name: client.config_get(name)[name] for name in changes}
     try:
@@ -127,9 +134,9 @@ def test_redis_figures_have_memory_version_eviction_and_append_only_file(url, cl
     finally:
         for name, setting in before.items():
             client.config_set(name, setting)
-    assert value(found, "reliq_redis_eviction_enabled") == 1
-    assert value(found, "reliq_redis_aof_enabled") == 1
-    assert value(found, "reliq_redis_memory_limit_bytes") == 10**9
+    assert only(found, "reliq_redis_eviction_enabled") == 1
+    assert only(found, "reliq_redis_aof_enabled") == 1
+    assert only(found, "reliq_redis_memory_limit_bytes") == 10**9
 
 
 def test_queues_of_a_server_without_info_rights_are_served(url, client, connection):
@@ -143,7 +150,7 @@ def test_queues_of_a_server_without_info_rights_are_served(url, client, connecti
         client.execute_command("ACL", "DELUSER", "shy")
 
     assert value(found, "reliq_messages", queue="q", state="ready") == 0
-    assert value(found, "reliq_redis_memory_bytes") is None
+    assert only(found, "reliq_redis_memory_bytes") is None
 
 
 def test_queue_with_a_key_of_a_wrong_type_is_left_out_alone(url, client, connection):
@@ -152,9 +159,12 @@ def test_queue_with_a_key_of_a_wrong_type_is_left_out_alone(url, client, connect
 
     found = page(queue_collector(connection, [spoilt.keys, sound.keys]))
 
-    assert value(found, "reliq_redis_up") == 1
+    assert only(found, "reliq_redis_up") == 1
     assert value(found, "reliq_messages", queue="sound", state="ready") == 0
     assert value(found, "reliq_messages", queue="spoilt", state="ready") is None
+    assert value(found, "reliq_queue_unreadable", queue="sound") == 0
+    assert value(found, "reliq_queue_unreadable", queue="spoilt") == 1
+    assert value(found, "reliq_queues_skipped") == 0
 
 
 def commands_of(client, look, queues):
@@ -195,19 +205,53 @@ def test_look_at_many_queues_makes_two_round_trips_and_two_more_for_the_registry
     assert len(trips) == 4
 
 
-def test_page_without_redis_has_only_redis_up_0():
-    assert page(queue_collector(Connection.to("redis://127.0.0.1:1/0"))) == {("reliq_redis_up", ()): 0}
+AWAY = {("reliq_redis_up", (("server", "127.0.0.1:1"),)): 0}
+
+
+def test_page_without_redis_has_redis_up_0_and_its_queues_unreadable():
+    away = Connection.to("redis://ann:secret@127.0.0.1:1/0?insecure=1")
+    assert page(queue_collector(away)) == AWAY
+    assert page(queue_collector(away, [Keys("q")])) == AWAY | {("reliq_queue_unreadable", (("queue", "q"),)): 1}
+
+
+def test_queue_that_was_read_once_is_unreadable_while_redis_is_away(server_path):
+    with EmbeddedRedis(server=server_path, port=free_port()) as server:
+        Queue("seen", int, url=server.url).publish(1)
+        collector = queue_collector(Connection.to(server.url))
+        assert value(page(collector), "reliq_queue_unreadable", queue="seen") == 0
+        server.kill()
+
+        found = page(collector)
+
+    assert only(found, "reliq_redis_up") == 0
+    assert value(found, "reliq_queue_unreadable", queue="seen") == 1
+    assert {name for name, _ in found} == {"reliq_redis_up", "reliq_queue_unreadable"}
+
+
+@pytest.mark.parametrize(
+    ("target", "label"),
+    [
+        ("unix:///run/redis.sock?db=3", "/run/redis.sock"),
+        ("rediss+sentinel://ann:secret@a,b/orders/0", "orders"),
+        ("redis://[::1]/0", "::1:6379"),
+        ("redis+cluster://a:1,b", "a:1 b:6379"),
+        (redis.Redis(port=7), "localhost:7"),
+    ],
+)
+def test_label_of_a_server_is_its_address_without_user_and_password(target, label):
+    assert " ".join(Connection.to(target).address.servers) == label
 
 
 def test_hanging_look_delays_no_scrape_and_ends_the_exporters_liveness(monkeypatch):
     hangs, begun = threading.Event(), []
-    collector = QueueCollector(lambda: begun.append(1) or hangs.wait())
+    client = SimpleNamespace(start_everywhere=lambda _: begun.append(1) or hangs.wait(), has_many=False)
+    collector = QueueCollector(client, hangs.wait, ["127.0.0.1:1"])
     try:
-        assert page(collector) == {("reliq_redis_up", ()): 0}
-        assert page(collector) == {("reliq_redis_up", ()): 0}
+        assert page(collector) == AWAY
+        assert page(collector) == AWAY
         assert collector.complaint() == ""
         monkeypatch.setattr("reliq.metrics.queues.PATIENT_SECONDS", -1.0)
-        assert "a look at Redis has not ended" in collector.complaint()
+        assert "a read of Redis has not ended" in collector.complaint()
     finally:
         hangs.set()
 

@@ -31,6 +31,9 @@ def spans_of(exporter: InMemorySpanExporter) -> list[dict]:
             "trace": f"{span.context.trace_id:032x}",
             "id": f"{span.context.span_id:016x}",
             "parent": f"{span.parent.span_id:016x}" if span.parent else None,
+            "links": [
+                {"id": f"{link.context.span_id:016x}", "told": dict(link.attributes or {})} for link in span.links
+            ],
             "status": span.status.status_code.name,
             "told": dict(span.attributes or {}),
         }

@@ -12,7 +12,7 @@ TICK_SECONDS = 0.05
 
 
 class GoodWork(Repeated):
-    """Publishes good messages during its block, and requests /live at `port` as often."""
+    """Publishes good messages during its block, and regularly requests /live at `port`."""
 
     def __init__(self, queues, port):
         super().__init__()
@@ -21,7 +21,7 @@ class GoodWork(Repeated):
         self.live = []
 
     def check_they_go_on(self, after):
-        """Wait until both queues have handled more messages `after` a deed than were in flight then."""
+        """Wait until both queues have handled more messages after the misbehaviour `after` than were in flight at that time."""
         before = {queue: acked(queue) for queue in self._queues}
         eventually(
             lambda: all(acked(queue) >= before[queue] + ACKS for queue in self._queues),

@@ -201,10 +201,11 @@ SLOW = {
 
 #: Misbehaviours that end their process, or may.
 DEADLY = {
-    "ends by a segmentation fault": Deed(segfault, LEASE, "ended with -11"),
-    "calls os._exit(0)": Deed(lambda: os._exit(0), LEASE, "ended with 0"),
-    "kills its process group": Deed(lambda: os.killpg(0, signal.SIGKILL), LEASE, "ended with -9"),
-    "pauses its process": Deed(lambda: os.kill(os.getpid(), signal.SIGSTOP), LEASE, HELD),
+    "ends by a segmentation fault": Deed(segfault, LEASE, "ended with exit code -11"),
+    "calls os._exit(0)": Deed(lambda: os._exit(0), LEASE, "ended with exit code 0"),
+    "kills its process group": Deed(lambda: os.killpg(0, signal.SIGKILL), LEASE, "ended with exit code -9"),
+    # Another thread may receive the signal, so this thread could still finish its job.
+    "pauses its process": Deed(lambda: (os.kill(os.getpid(), signal.SIGSTOP), time.sleep(10**6)), LEASE, HELD),
     "holds the interpreter asleep in C": Deed(lambda: ctypes.PyDLL(None).sleep(10**6), LEASE, HELD),
     "takes all memory": Deed(take_all_memory, FAILED),
     "closes every descriptor": Deed(lambda: os.closerange(3, 1000), (*ACKED, *FAILED, *LEASE)),

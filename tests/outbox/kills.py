@@ -1,5 +1,5 @@
 """
-The processes of test_kills.py: `python tests/outbox/kills.py ROLE DATABASE_URL`; the test kills each at any line.
+The processes that test_kills.py kills at random moments: `python tests/outbox/kills.py ROLE DATABASE_URL`.
 
 A producer places orders in transactions, each with a message; a relay publishes the messages; workers ship the
 orders. The single effect of a shipment is a row.
@@ -25,7 +25,7 @@ def connect(url):
 
 @contextmanager
 def transaction(connection):
-    """Use BEGIN IMMEDIATE in SQLite, so that two writing processes wait for each other."""
+    """Open a transaction; in SQLite with BEGIN IMMEDIATE, so that two writing processes wait for each other."""
     connection.execute("BEGIN IMMEDIATE" if type(connection).__module__ == "sqlite3" else "BEGIN")
     try:
         yield connection
@@ -42,7 +42,7 @@ def queue():
 
 
 def produce(url):
-    """Place orders without an end; roll back every fourth transaction."""
+    """Place orders until the process is killed; roll back every fourth transaction."""
     from reliq.keys import new_id
 
     orders, connection = queue(), connect(url)

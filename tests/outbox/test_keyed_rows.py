@@ -1,7 +1,9 @@
 """An outbox row keeps the key of its message, whichever relay sends it, and however often."""
 
+import pytest
 from databases import all_of
 
+from reliq import BodyError, Tasks
 from reliq.distribution import VERSION
 from reliq.keys import first_published
 from reliq.redis.shards import ShardMap
@@ -63,5 +65,24 @@ def test_row_with_a_key_for_a_sharded_queue_is_refused(database, tx, orders, mov
 
     [(note,)] = all_of(database, "SELECT note FROM reliq_outbox WHERE sent_ms IS NULL")
     assert note.startswith(
-        f"refused by reliq {VERSION}: queue 'orders' has 2 shards: keys, priorities and limits need a queue of one shard"
+        f"refused by reliq {VERSION}: queue 'orders' has 2 shards: keys, priorities, costs and limits need a queue of one shard"
     )
+
+
+def test_tasks_are_published_in_a_transaction(tx, database, mover, url):
+    app = Tasks("tasks", url=url)
+    ran = []
+
+    @app.task
+    def send(to: str) -> None:
+        ran.append(to)
+
+    assert send.options(id="mail-7", key="k").publish_in(tx, "a") == "mail-7"
+    with pytest.raises(BodyError, match="task 'send'"):
+        send.publish_in(tx)
+    tx.commit()
+
+    mover().move_all()
+    app.drain()
+
+    assert ran == ["a"]

@@ -31,7 +31,7 @@ def queue(make_queue):
 
 @pytest.fixture
 def through(proxy, make_queue):
-    """The queue with its connections through the proxy."""
+    """The queue, connected through the proxy."""
     return make_queue(url=proxy.url)
 
 

@@ -24,9 +24,9 @@ from waiting import eventually
 
 from reliq import Admin, ConfigurationError, Consumer, Layout, LoginError, Queue, RedisUnavailableError
 from reliq.redis import commands
-from reliq.redis.client import AsyncClient, Client
+from reliq.redis.client import AnyClient, Client
 from reliq.redis.cluster import Exchange
-from reliq.redis.connection import ServerConnections
+from reliq.redis.connection import Blocking, ServerConnections
 from reliq.redis.server import Connection
 from reliq.testing.server import EmbeddedRedis
 
@@ -158,7 +158,7 @@ def test_tls_works_in_a_cluster(tls_options, make_queue):
         queue = make_queue(url=f"rediss+cluster://127.0.0.1:{port}?ssl_ca_certs={authority}")
         assert queue.publish({}).status == "published"
         assert asyncio.run(queue.apublish({})).status == "published"
-        with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss"):
+        with pytest.raises(RedisUnavailableError, match="if the port uses TLS, begin the URL with rediss"):
             run_transition(Queue("q", url=f"redis+cluster://127.0.0.1:{port}"), "counts")
 
 
@@ -179,7 +179,7 @@ def test_password_is_used_and_never_shown(own_server, call):
         Queue("q", url=server.url).counts()
 
     assert works(Queue("q", url=f"redis://:s3cret@{place}"), call)
-    with pytest.raises(Exception, match="Redis lets nobody in by this user, password or database") as caught:
+    with pytest.raises(Exception, match="Redis refused this user, password or database") as caught:
         call(Queue("q", url=f"redis://:wr0ng@{place}"), "publish", {})
 
     assert isinstance(caught.value.__cause__, LoginError)
@@ -203,7 +203,7 @@ def test_refused_login_raises_login_error(url, call, place):
 
 
 def test_tls_to_a_plain_port_raises_a_clear_error(url):
-    with pytest.raises(RedisUnavailableError, match="if that port speaks no TLS, the URL begins with redis://"):
+    with pytest.raises(RedisUnavailableError, match="if the port does not use TLS, begin the URL with redis://"):
         run_transition(Queue("q", url=url.replace("redis://", "rediss://")), "counts")
 
 
@@ -211,7 +211,7 @@ def test_tls_to_a_plain_port_raises_a_clear_error(url):
 def test_plain_connection_to_a_tls_port_raises_a_clear_error(tls, call):
     port, _ = tls
 
-    with pytest.raises(RedisUnavailableError, match="if that port speaks TLS, the URL begins with rediss://"):
+    with pytest.raises(RedisUnavailableError, match="if the port uses TLS, begin the URL with rediss://"):
         call(Queue("q", url=f"redis://127.0.0.1:{port}/0"), "counts")
 
 
@@ -221,7 +221,9 @@ def test_layout_without_a_hash_tag_is_refused_in_a_cluster():
         consumer = Consumer(url)
         consumer.handler(Queue("q", bytes, layout=layout))(lambda body: None)
         for call in (partial(Queue, "q", layout=layout, url=url), partial(Admin, url, layout=layout), consumer.start):
-            with pytest.raises(ConfigurationError, match="cannot be used in a Redis Cluster; there take hdt3213:tag"):
+            with pytest.raises(
+                ConfigurationError, match="so a Redis Cluster cannot have the queue; use the layout hdt3213:tag"
+            ):
                 call()
 
 
@@ -297,7 +299,7 @@ def test_failure_of_a_call_whose_caller_was_cancelled_is_not_logged(url, monkeyp
             raise redis.ConnectionError("the connection was lost")
 
         monkeypatch.setattr(ServerConnections, "exchange", lost)
-        caller = asyncio.create_task(AsyncClient.to(Connection.to(url), 5.0).run(commands.server_ms()))
+        caller = asyncio.create_task(AnyClient(Connection.to(url).async_wire(5.0)).run(commands.server_ms()))
         await begun.wait()
         [call] = asyncio.all_tasks() - {asyncio.current_task(), caller}
         caller.cancel()
@@ -308,3 +310,55 @@ def test_failure_of_a_call_whose_caller_was_cancelled_is_not_logged(url, monkeyp
     asyncio.run(cancel_then_fail())
     gc.collect()
     assert reported == []
+
+
+def test_connection_that_another_thread_has_closed_is_replaced(url, monkeypatch):
+    """When Sentinel names a new primary, redis-py closes the pool's connections, also one that was just handed out."""
+    get, closed = Blocking.get_connection, []
+
+    async def closed_at_first(driver, pool):
+        opened = await get(driver, pool)
+        if not closed:
+            closed.append(opened)
+            opened.disconnect()
+        return opened
+
+    monkeypatch.setattr(Blocking, "get_connection", closed_at_first)
+
+    assert Client.to(Connection.to(url).anew(), 5.0).run(commands.server_ms(), for_seconds=2.0)
+    assert closed
+
+
+@pytest.mark.parametrize(
+    ("owner", "place", "error"),
+    [
+        (redis.Connection, "can_read", ValueError("file descriptor cannot be a negative integer (-1)")),
+        (redis.Connection, "check_health", None),  # sending raises AttributeError
+        (redis.Connection, "read_response", AttributeError("'NoneType' object has no attribute 'gets'")),
+        (Blocking, "input_check", TypeError("argument must be an int, or have a fileno() method.")),
+    ],
+)
+def test_close_in_another_thread_fails_no_call_that_is_retried(url, monkeypatch, owner, place, error):
+    connection, closed = Connection.to(url).anew(), []
+    run = Client.to(connection, 5.0).run
+    run(commands.server_ms())  # check the server's version
+    connection.close()
+    real = getattr(owner, place)
+
+    def closed_at_first(*args, **options):
+        if not closed:
+            closed.append(place)
+            connection.close()
+            if error:
+                raise error
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, place, closed_at_first)
+
+    assert run(commands.server_ms(), for_seconds=2.0)
+    assert closed
+    connection.close()
+    closed.clear()
+    with pytest.raises(RedisUnavailableError, match="another thread closed the connection"):
+        run(commands.server_ms())
+    assert run(commands.server_ms())

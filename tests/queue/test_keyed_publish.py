@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from reliq import ConfigurationError, Layout, OutgoingMessage, Queue
+from reliq import ConfigurationError, Layout, Limit, OutgoingMessage, Queue
 from reliq.events import PublishEnded
 from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
@@ -95,17 +95,19 @@ def test_keys_priorities_and_limits_are_refused_in_the_go_layout():
         bare.publish(b"x", key="a")
     with pytest.raises(ConfigurationError, match="cannot be sent on a queue in the hdt3213 layout"):
         bare.publish(b"x", priority="low")
-    with pytest.raises(ConfigurationError, match="ordered: a queue in the hdt3213 layout has no limits"):
+    with pytest.raises(ConfigurationError, match="ordered: a queue in the hdt3213 layout cannot have limits"):
         Queue("q", layout=Layout.hdt3213(), ordered=True)
 
 
 def test_queue_has_the_limits_that_it_declares():
-    with pytest.raises(ConfigurationError, match="key_weights: a queue of 4 shards has no limits"):
+    with pytest.raises(ConfigurationError, match="key_weights: a queue of 4 shards cannot have limits"):
         Queue("q", shards=4, key_weights={"vip": 4})
-    assert Queue("q", shards=1, rate="5/s").limits.fields()
-    assert Queue("q").limits is None
-    assert Queue("q", ordered=False, per_key=None).limits is None
-    assert Queue("q", per_key=2, retries=3).limits.per_key == 2
+    assert Queue("q", shards=1, rate="5/s").own_limits.fields()
+    assert Queue("q").own_limits is None
+    shared = Queue("q", limits=[Limit("api", rate="5/s")])
+    assert (shared.own_limits, list(shared.limits)) == (None, [Limit("api", rate="5/s")])
+    assert Queue("q", ordered=False, per_key=None).own_limits is None
+    assert Queue("q", per_key=2, retries=3).own_limits.per_key == 2
     with pytest.raises(ConfigurationError, match="per_key must be 1 to"):
         Queue("q", per_key=0)
 
@@ -119,7 +121,7 @@ def test_sharded_queue_refuses_a_key_even_when_sharded_meanwhile(queue, make_que
     heard = []
     other = make_queue(shards=2, observers=[heard.append])
 
-    with pytest.raises(ConfigurationError, match="queue 'q' has 2 shards: keys, priorities and limits need"):
+    with pytest.raises(ConfigurationError, match="queue 'q' has 2 shards: keys, priorities, costs and limits need"):
         call(other, "publish", {}, key="a")
     with pytest.raises(ConfigurationError, match="queue 'q' has 2 shards"):
         call(queue, "publish", {"n": 2}, key="a")

@@ -61,7 +61,7 @@ def unknown(through, queue, proxy, monkeypatch):
         with monkeypatch.context() as during:
             during.setattr("reliq.publish.PUBLISH_SECONDS", 0.0)  # one attempt only
             with pytest.raises(PublishFailed):
-                through.publish({"n": 1}, id="a", dedup=0, **terms)
+                through.publish({"n": 1}, id="a", **({"dedup": 0} | terms))
         proxy.lose_reply_to("", times=0)
         with queue.receive() as [job]:
             assert job.body == {"n": 1}
@@ -73,7 +73,7 @@ def unknown(through, queue, proxy, monkeypatch):
     ("first", "terms", "alive"),
     [
         ({"headers": {"a": "b"}}, {"headers": {"a": "b"}}, 0),
-        ({"replace": True}, {"replace": True}, 1),
+        ({"ignore_dedup": True}, {"ignore_dedup": True}, 1),
         ({}, {"body": {"n": 2}}, 1),
         ({}, {"delay": 60}, 1),
         ({}, {"key": "b"}, 1),
@@ -82,7 +82,7 @@ def unknown(through, queue, proxy, monkeypatch):
         ({}, {"retries": 1}, 1),
         ({}, {"headers": {"a": "b"}}, 1),
         ({}, {"dedup": 1}, 1),
-        ({}, {"replace": True}, 1),
+        ({}, {"ignore_dedup": True}, 1),
     ],
     ids=["same", "replacing", "body", "delay", "key", "at", "ttl", "retries", "headers", "dedup", "replace"],
 )
@@ -94,6 +94,19 @@ def test_unknown_publish_made_again_is_published_if_it_differs_or_replaces(
     receipt = through.publish(terms.pop("body", {"n": 1}), id="a", **({"dedup": 0} | terms))
 
     assert (receipt.status, queue.counts().alive) == ("published", alive)
+
+
+@pytest.mark.parametrize("option", ["follow", "replace"])
+def test_unknown_publish_with_on_conflict_runs_when_it_is_made_again(unknown, through, queue, option):
+    through.publish({}, id="a", on_conflict=option)  # Redis caches the script
+    with queue.receive():
+        pass
+    unknown(dedup=None, on_conflict=option)
+
+    through.publish({"n": 1}, id="a", on_conflict=option)
+
+    with queue.receive() as [job]:
+        assert job.body == {"n": 1}
 
 
 def test_cancel_forgets_a_publish_of_unknown_outcome(unknown, through, call):
@@ -149,7 +162,7 @@ def test_calls_to_an_unreachable_server_are_refused(call):
         call(nobody, "publish", {}, id="m")
 
     assert (caught.value.outcome, caught.value.ids, caught.value.queue) == ("refused", ("m",), "q")
-    assert "nothing of it was written" in str(caught.value)
+    assert "nothing was written" in str(caught.value)
     assert type(caught.value.__cause__) is RedisUnavailableError
     for name, args in [("counts", ()), ("cancel", ("m",)), ("dead_letters", ()), ("pause", ())]:
         with pytest.raises(RedisUnavailableError) as refused:

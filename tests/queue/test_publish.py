@@ -73,7 +73,7 @@ def test_finished_or_expired_chosen_id_is_a_duplicate_until_its_window_ends(queu
         pass
 
     assert queue.publish({}, id="order-1").status == "duplicate"
-    assert queue.publish({}, id="order-1", replace=True).status == "published"
+    assert queue.publish({}, id="order-1", ignore_dedup=True).status == "published"
     queue.publish({}, id="order-2", dedup=0)
     with queue.receive(limit=2):
         pass
@@ -95,7 +95,7 @@ def test_cancelled_id_is_free_unless_a_tombstone_keeps_it(queue):
     assert queue.cancel(id, tombstone=60) == "not_found"
     receipt = queue.publish({}, id=id)
     assert (bool(receipt), receipt.status, receipt.id) == (False, "tombstoned", str(id))
-    assert queue.publish({}, id=str(id), replace=True).status == "published"
+    assert queue.publish({}, id=str(id), ignore_dedup=True).status == "published"
 
 
 def test_headers_retries_and_ttl_are_stored_with_the_message(queue, client):
@@ -217,3 +217,19 @@ def test_queue_without_a_url_reads_the_environment_when_it_is_first_needed(url, 
 
     assert call(queue, "counts").ready == 1
     assert Queue("q", url=url).counts().ready == 1
+
+
+def test_publish_in_a_new_loop_while_another_thread_drops_a_closed_loop(make_queue):
+    queue = make_queue()
+    batchers = queue._sender._batchers
+
+    class Closed:
+        def is_closed(self):
+            batchers.pop(self, None)  # as the other thread
+            return True
+
+    closed = [Closed() for _ in range(3)]
+    batchers.update(dict.fromkeys(closed))
+
+    assert asyncio.run(queue.apublish({}))
+    assert not set(batchers) & set(closed)

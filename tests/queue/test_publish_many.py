@@ -82,7 +82,7 @@ def test_rest_has_the_messages_with_all_their_options(queue, call, client):
         ttl=60.0,
         headers={"tenant": "a"},
         dedup=120.0,
-        replace=True,
+        ignore_dedup=True,
         publication_id=7,
         key="k",
     )

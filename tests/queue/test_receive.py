@@ -50,6 +50,22 @@ def test_every_kind_of_answer_is_settled(queue, receive):
     assert [counts.totals[kind] for kind in ("acked", "nacked", "snoozed")] == [1, 2, 1]  # a reject counts as a nack
 
 
+def test_messages_are_settled_if_no_thread_can_start_to_renew_their_leases(queue, monkeypatch):
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name == "reliq-receive":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    receipt = queue.publish({"n": 1})
+    with pytest.raises(RuntimeError, match="can't start new thread"), queue.receive():
+        pass
+
+    assert receipt.state().state == "backoff"
+
+
 def test_nack_spends_a_retry_and_snooze_does_not(queue, receive):
     queue.publish_many([{"n": 1}, {"n": 2}])
     again = {}
@@ -169,6 +185,17 @@ def test_lease_is_renewed_while_a_block_runs_or_waits(queue, client):
     assert queue.counts().totals["acked"] == 2
 
 
+def test_receive_without_wait_passes_over_cancelled_messages(queue):
+    for id in "abc":
+        queue.publish({}, id=id)
+    assert [queue.cancel(id) for id in "ab"] == ["cancelled"] * 2
+
+    with queue.receive() as jobs:
+        assert [job.id for job in jobs] == ["c"]
+
+    assert queue.counts().alive == 0
+
+
 def test_running_job_sees_that_it_was_cancelled_and_is_not_retried(queue):
     queue.publish({}, id="m")
 
@@ -214,6 +241,32 @@ def test_cancelled_async_block_settles_every_answer(make_queue):
 
     totals = queue.counts().totals
     assert [totals.get(kind, 0) for kind in ("acked", "nacked", "snoozed")] == [1, 1, 1]
+
+
+def test_receive_that_is_cancelled_again_and_again_returns_its_message(make_queue):
+    """anyio cancels a task in every round of its event loop until the task ends."""
+    queue = make_queue()
+    queue.publish({}, id="m")
+
+    async def receive():
+        async with queue.areceive(wait=60, lease=3600) as [job]:
+            job.ack()
+            await asyncio.sleep(3600)
+
+    async def main():
+        for rounds in range(40):  # before, during and after the claim
+            task = asyncio.create_task(receive())
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            while not task.done():
+                task.cancel()
+                await asyncio.sleep(0)
+            await asyncio.to_thread(eventually, lambda: queue.counts().unack == 0, "the message is no longer leased")
+            if not queue.counts().alive:
+                await queue.apublish({}, id="m")
+        await queue.aclose()
+
+    asyncio.run(main())
 
 
 def test_settle_refused_for_a_moment_is_made_again(own_server, make_queue, receive):

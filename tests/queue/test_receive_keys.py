@@ -65,6 +65,32 @@ def test_receive_waits_until_the_rate_permits_a_message(make_queue, receive):
     assert time.monotonic() - began >= 0.2 - 0.001
 
 
+def test_received_job_that_spent_less_lets_the_next_start(make_queue, receive, client):
+    queue = make_queue(str, rate="1/h by cost", burst=100)
+    queue.publish_many([OutgoingMessage(body="x", cost=95)] * 2)
+
+    def spend(jobs):
+        for job in jobs:
+            job.spent(80)
+            job.spent(1)
+        return len(jobs)
+
+    assert [receive(queue, spend, limit=5) for _ in range(3)] == [1, 1, 0]
+
+
+def test_received_job_refuses_a_negative_cost(make_queue, receive):
+    queue = make_queue(str)
+    queue.publish("x")
+
+    def spend(jobs):
+        with pytest.raises(ConfigurationError, match="cost must be 0 to 1000000000, not -1"):
+            jobs[0].spent(-1)
+        jobs[0].spent(5)  # without limits it has no effect
+
+    receive(queue, spend)
+    assert queue.counts().alive == 0
+
+
 def test_rate_limited_job_is_returned_and_its_key_throttled(make_queue, receive):
     queue = make_queue(str, ordered=True)
     publish(queue, "a0", "a1", "b0")
@@ -83,7 +109,7 @@ def test_receive_from_a_sharded_queue_with_limits_is_refused(make_queue, receive
     queue = make_queue(str, ordered=True)
     client.set(queue.keys.map, ShardMap(1, 4, 4).text)
 
-    with pytest.raises(ConfigurationError, match="'q' has 4 shards, and limits hold for a queue of one"):
+    with pytest.raises(ConfigurationError, match="'q' has 4 shards, but limits need a single shard"):
         receive(queue, rows)
 
 

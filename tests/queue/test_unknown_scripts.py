@@ -8,7 +8,7 @@ from lost_scripts import with_scripts_lost
 from reliq import OutgoingMessage, Queue, RedisUnavailableError
 from reliq.lua import script, transitions
 from reliq.lua.transitions import CallNumber
-from reliq.redis.client import AsyncClient, Client
+from reliq.redis.client import AnyClient, Client
 from reliq.redis.connection import NotSentError, ServerConnections
 from reliq.redis.server import Connection
 
@@ -43,7 +43,7 @@ def trips(request, url):
         async def make():
             connection, answers = Connection.to(url).anew(), []
             for one in rounds:
-                client = AsyncClient.to(connection, SECONDS)
+                client = AnyClient(connection.async_wire(SECONDS))
                 answers += [one()] if callable(one) else [await client.run_all(one, for_seconds=SECONDS)]
             await connection.aclose()
             return answers

@@ -29,7 +29,7 @@ asyncio.run(ask())
 """
 #: The server's version has a known vulnerability, so `doctor` exits with 1.
 EXITS = {"doctor": (0, 1)}
-#: The test kit empties its database; the tests use database 0.
+#: The database of the test kit, which empties it. All other tests use database 0.
 KIT_DATABASE = 6
 
 
@@ -37,7 +37,6 @@ KIT_DATABASE = 6
 def shop(tmp_path, url, monkeypatch, capsys):
     """Write the programs of the example and of a page into a folder; return a function that runs a command there."""
     monkeypatch.setenv("RELIQ_URL", url)
-    monkeypatch.setenv("RELIQ_WEB_TOKEN", "a token that nobody guesses")
     monkeypatch.chdir(tmp_path)
 
     def written(page):

@@ -4,7 +4,7 @@ from pages import README, blocks, commands, programs
 
 
 def test_readme_quick_start_prints_what_it_shows(shop):
-    assert list(programs(README)) == ["app.py", "signup.py"]
+    assert list(programs(README)) == ["tasks.py", "signup.py"]
     run = shop(README)
     typed = [line for line in commands(README) if line.startswith(("python signup", "reliq worker"))]
 

@@ -96,13 +96,13 @@ def where(client, keys):
 
 @pytest.fixture
 def left(client, keys):
-    """Return the stored retry count of a message, or None."""
+    """Return the retries left of a message as stored, or None."""
     return lambda name: (client.hget(keys.retries_left, name) or b"").decode() or None
 
 
 @pytest.fixture
 def due(client):
-    """Return a score of a sorted set in ms, or None."""
+    """Return the time of a message in a sorted set, in ms, or None."""
 
     def look(key, id):
         score = client.zscore(key, id)

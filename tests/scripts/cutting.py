@@ -57,7 +57,7 @@ def run_by(client, call):
     width = len(one.tail_args) - (not brings_keys)
     items = (len(call.args) - len(one.args)) // width if width else len(call.keys) - len(one.keys)
     names = dict(zip(call.keys, (*one.keys, *(name for name in one.tail_keys for _ in range(items))), strict=False))
-    starts = {key: name for key, name in zip(call.keys, one.keys, strict=False) if name in ("line", "msg")}
+    starts = {key: name for key, name in zip(call.keys, one.keys, strict=False) if name in ("line", "msg", "result")}
 
     def name_of(key):
         return next((name for start, name in starts.items() if key.startswith(start)), None) or names[key]

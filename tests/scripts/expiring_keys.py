@@ -23,7 +23,7 @@ class ExpiringKeys:
     The expiring Redis keys of a queue, with their expiry times.
 
     Args:
-        keys_expire: whether Redis' clock is held too, so that Redis keys expire.
+        keys_expire: whether the test also moves the clock of Redis, so that Redis keys expire.
     """
 
     def __init__(self, *, keys_expire):

@@ -1,4 +1,4 @@
-"""Moves of a foreign consumer in the same queue: it uses the original's seven structures only, and its own clock."""
+"""Moves of a Go consumer in the same queue: it uses only the seven Redis keys of the Go library, and its own clock."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule

@@ -1,10 +1,13 @@
 """A redis-server whose clock only tests move: TIME, TTLs and scripts follow this clock."""
 
 import mmap
+import re
 import shutil
 import struct
 import subprocess
 from pathlib import Path
+
+import pytest
 
 SOURCE = Path(__file__).with_name("held_server.c")
 
@@ -29,6 +32,14 @@ class HeldClock:
         start.write_text(f'#!/bin/sh\nHELD_CLOCK="{self._path}" LD_PRELOAD="{self._library}" exec "{server}" "$@"\n')
         start.chmod(0o700)
         return start
+
+
+def skip_unless_held(server: Path) -> None:
+    """Skip the test with Redis 8 and Valkey 9: they add the time that commands take to the time that they read."""
+    version = subprocess.run([server, "--version"], capture_output=True, check=True, text=True).stdout
+    product, major = re.findall(r"^(\w+) server v=(\d+)", version)[0]
+    if int(major) >= {"Redis": 8, "Valkey": 9}[product]:
+        pytest.skip(f"the clock of {product} {major} cannot be held")
 
 
 def held_clock(folder: Path, us: int) -> HeldClock | None:

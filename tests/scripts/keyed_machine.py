@@ -22,7 +22,7 @@ IDS = [f"m{number}" for number in range(5)]
 KEYS = ["A", "B", "C", "a long key, é"]
 LEASE_MS, WINDOW_MS, FOR_EVER_MS = 20_000, 45_000, 10**12
 ALL = 500
-#: The longest sleep of a key because of its rate.
+#: Microseconds between two starts at the rate of the queue, and at the rates of keys.
 RATE_US, KEY_RATES_US = 50_000, [200_000, 1_500_000]
 
 some_keys = st.sampled_from([*KEYS, *KEYS, "", *PRIORITY_LINES.values()])
@@ -135,7 +135,7 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule(limit=limits)
     def promote(self, limit=ALL):
         self.run(t.promote(self.keys, limit=limit, clock=self.clock))
-        # Wherever the clock went, a key that used up its rate sleeps until the next start, and no longer.
+        # Also after the clock was changed, a key that used up its rate is throttled only until its next start is permitted.
         slept = KeyedState(self.client, self.keys).asleep.items() if limit == ALL else []
         longest_ms = self.oracle.number("key_rate_us") // 1000 + 2
         assert not [key for key, until in slept if until > self.now_ms + longest_ms and key not in self.by_hand]
@@ -231,7 +231,7 @@ class KeyedMachine(RuleBasedStateMachine):
             elif not self.oracle.ordered:
                 self.oracle.order[one.id] = None
 
-    @rule(picked=picks, lease_ms=st.sampled_from([1, 2 * LEASE_MS]))
+    @rule(picked=picks, lease_ms=st.sampled_from([0, 1, 2 * LEASE_MS]))
     def extend(self, picked, lease_ms):
         self.run(t.extend(self.keys, self.chosen(picked), lease_ms=lease_ms, clock=self.clock))
 
@@ -243,7 +243,7 @@ class KeyedMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS), for_ms=st.sampled_from([None, 0, 0, 500]))
     def pause_a_key(self, key, for_ms):
-        """Pause a key for a time or without an end, or resume it."""
+        """Pause a key, for a time or until it is resumed; or resume it."""
         self.run(t.sleep(self.keys, key, for_ms=for_ms, clock=self.clock))
         self.by_hand.add(key)
 
@@ -269,7 +269,7 @@ class KeyedMachine(RuleBasedStateMachine):
             self.oracle.end(id)
 
     def living(self, picked):
-        """Return living ids, the latest most often; another id if no message lives."""
+        """Return ids of living messages, the latest most often; if no message lives, return another id."""
         alive = sorted(self.oracle.alive, key=natural)
         return [alive[-1 - pick % len(alive)] for pick in picked] if alive else IDS[:1]
 
@@ -354,6 +354,19 @@ class KeyedMachine(RuleBasedStateMachine):
         self.then(self.publish, [("new", keys[2])])
         self.then(self.claim, limit)
         self.then(self.claim, limit)
+
+    @rule(id=st.sampled_from(IDS), key=st.sampled_from(KEYS))
+    def a_cancelled_redelivery_is_published_again_under_a_key_without_a_free_place(self, id, key):
+        self.then(self.change_limits, {"per_key": 1})
+        self.then(self.publish, [("new", key)])
+        self.then(self.claim)
+        self.then(self.publish, [(id, "")])
+        self.then(self.claim)
+        self.then(self.nack, [0], 0, reject=False)
+        self.then(self.reclaim)
+        self.then(self.cancel_these, [id])
+        self.then(self.publish, [(id, key)])
+        self.then(self.claim)
 
     @rule(key=st.sampled_from(KEYS), ids=st.permutations(IDS), delay_ms=st.sampled_from([1, 500]), limit=limits)
     def messages_of_an_ordered_key_have_one_due_time(self, key, ids, delay_ms, limit):
@@ -442,7 +455,7 @@ class KeyedMachine(RuleBasedStateMachine):
             self.drain()
 
     def drain(self):
-        """Process all messages, sleeping as long as each claim asks for; expect nothing to remain."""
+        """Process all messages, with the waits that the claims return; check that nothing remains."""
         self.client.delete(self.keys.paused, self.keys.watch)
         for key in KEYS:
             self.run(t.sleep(self.keys, key, for_ms=0, clock=self.clock))

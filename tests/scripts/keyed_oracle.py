@@ -27,11 +27,11 @@ class Oracle:
         self.forget_starts()
 
     def forget_starts(self):
-        """Count starts from zero: the limits have changed, or the clock went back."""
+        """Count starts from zero, because the limits have changed or the clock went back."""
         self.starts, self.starts_of, self.started = [], {}, {}
 
     def take_back(self, id):
-        """Do not count the start of a claimed message that had expired."""
+        """Remove the start of a claimed message from the count, because the message had expired."""
         key, at = self.started.pop(id)
         self.starts.remove(at)
         if is_key(key):
@@ -61,7 +61,7 @@ class Oracle:
         return bool(waits) and not self.is_shut(state) and not sleeps and self.permits(state, "") >= 1
 
     def waits_for_rate(self, state):
-        """Return whether messages without a key only wait for the queue's rate."""
+        """Return whether the rate of the queue is the only reason why messages without a key wait."""
         return bool(state.ready) and not self.is_shut(state) and "" not in state.asleep and not self.may_start(state)
 
     def permits(self, state, key, prefix=""):

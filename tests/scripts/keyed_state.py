@@ -6,7 +6,7 @@ from math import inf
 
 from reliq.wire_format import Held, StateWord, is_key
 
-#: Prefix of a key before ids that keep their place.
+#: Prefix before the key of a message that keeps the slot of its key during a backoff.
 KEPT = "\2"
 
 
@@ -65,7 +65,7 @@ class KeyedState:
 
     @cached_property
     def met(self):
-        """Return how often each id occurs, without garbage."""
+        """Return how often each id occurs in the states, without garbage."""
         lists = (self.pending, self.unack, self.ready, self.retry, *self.lines.values())
         return Counter(id for place in lists for id in place)
 
@@ -81,12 +81,12 @@ class KeyedState:
 
     @cached_property
     def tally(self):
-        """Return the number of taken places of each key."""
+        """Return the number of used slots of each key."""
         return Counter(key for key, _ in self.places)
 
     @property
     def running(self):
-        """Return the number of places taken by running messages."""
+        """Return the number of slots that running messages use."""
         return len(self.places) - len(self.kept)
 
     def cancelled(self, id):

@@ -24,7 +24,7 @@ delays = st.sampled_from([0, 0, 1, 500, LEASE_MS, 60_000])
 limits = st.sampled_from([1, 2, 4, 500])
 tombstones = st.sampled_from([None, None, 1, 60_000, 3_600_000])
 a_few = st.sampled_from([0, 1, 4])
-#: Random processes: their slots, the suspects that they hold, and the smallest number that a suspect may run among.
+#: Random worker processes: number of slots, number of suspects in flight, and how many suspects may run together.
 some_suspects = st.builds(
     lambda slots, held: t.Suspects(slots, held, max(1, slots // 2) if held else slots),
     st.sampled_from([1, 2, 4, 8]),
@@ -32,7 +32,7 @@ some_suspects = st.builds(
 )
 ALL_AT_ONCE = t.Suspects(slots=500, held=0, narrowest=500)
 retries = st.sampled_from([0, 1, 2, 5])
-#: The short windows end within a lease or two, if the server's clock is held.
+#: Deduplication windows. The short windows end within one or two leases, if the test holds the server's clock.
 ttls = st.sampled_from([1, LEASE_MS, 2 * LEASE_MS, HOUR_MS, HOUR_MS])
 
 
@@ -81,7 +81,7 @@ class Moves(RuleBasedStateMachine):
         return [self.receipts[-1 - pick % len(self.receipts)] for pick in picked] if self.receipts else []
 
     def wait_for(self, place):
-        """Return the ms until the first id of a place is due; -1 for an empty place."""
+        """Return the ms until the first message in a sorted set is due; -1 if the set is empty."""
         return max(0, min(place.values()) - self.model.down) if place else -1
 
     # ---- publish ------------------------------------------------------------
@@ -96,7 +96,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule(ids=some_ids, delay_ms=delays, left=retries, replace=st.booleans(), ttl_ms=ttls)
     def publish(self, ids, delay_ms, left, replace, ttl_ms=HOUR_MS):
-        ttl_ms = ttl_ms if self.held else HOUR_MS  # in real time short windows would end at random
+        ttl_ms = ttl_ms if self.held else HOUR_MS  # without a held clock, short windows would end at random moments
         options = {"delay_ms": delay_ms, "left": left, "replace": replace, "ttl_ms": ttl_ms}
         items, call = self.publish_call(ids, self.turn("p"), **options)
         answer = self.run(call)
@@ -144,7 +144,7 @@ class Moves(RuleBasedStateMachine):
 
     @rule()
     def a_worker_looks(self):
-        """A poll is an empty claim; its call number stays free for the next claim."""
+        """Poll: claim nothing. The next claim uses the same call number."""
         turn = t.CallNumber("w", self.numbers["w"] + 1)
         call = t.claim(self.keys, turn, limit=0, lease_ms=LEASE_MS, clock=self.clock)
 
@@ -211,7 +211,7 @@ class Moves(RuleBasedStateMachine):
     def nack(self, picked, delay_ms, reject, unread=False):
         self.settle("nack", self.chosen(picked), delay_ms=delay_ms, reject=reject, unread=unread)
 
-    @rule(picked=picks, lease_ms=st.sampled_from([1, LEASE_MS, 2 * LEASE_MS]))
+    @rule(picked=picks, lease_ms=st.sampled_from([0, 1, LEASE_MS, 2 * LEASE_MS]))
     def extend(self, picked, lease_ms):
         self.settle("extend", self.chosen(picked), lease_ms=lease_ms)
 
@@ -233,11 +233,11 @@ class Moves(RuleBasedStateMachine):
         assert {name: list(getattr(answer, name)) for name in told} == told
         assert answer.next_in_ms == self.wait_for(self.model.unack)
 
-    @rule(ids=some_ids, tombstone_ms=tombstones)
-    def cancel(self, ids, tombstone_ms=None):
-        call = t.cancel(self.keys, ids, tombstone_ms=tombstone_ms, clock=self.clock)
+    @rule(ids=some_ids, tombstone_ms=tombstones, kind=st.sampled_from(("cancelled", "purged")))
+    def cancel(self, ids, tombstone_ms=None, kind="cancelled"):
+        call = t.cancel(self.keys, ids, tombstone_ms=tombstone_ms, kind=kind, clock=self.clock)
 
-        assert self.run(call) == [self.model.cancel(id, tombstone_ms) for id in ids]
+        assert self.run(call) == [self.model.cancel(id, tombstone_ms, kind) for id in ids]
 
     @rule(ids=some_ids, delay_ms=delays)
     def reschedule(self, ids, delay_ms):

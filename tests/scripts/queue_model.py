@@ -3,6 +3,7 @@
 import re
 from itertools import count
 from math import inf
+from operator import itemgetter
 
 from account import Account
 from expiring_keys import FREED_MS, LANE_MS, Body, ExpiringKeys
@@ -37,7 +38,7 @@ class Model(ExpiringKeys, Account):
         return [*self.pending, *self.ready, *self.unack, *self.retry, *self.garbage]
 
     def put(self, place, times):
-        """Give ids their times; set the wake token if the earliest time of all moved forward."""
+        """Set the times of ids. If the earliest time of the state has become earlier, push the wake token."""
         self.token |= bool(times) and (not place or min(times.values()) < min(place.values()))
         place |= times
 
@@ -61,8 +62,12 @@ class Model(ExpiringKeys, Account):
     def cancelled(self, id):
         return self.words.get(id, "").endswith("!")
 
+    def kind_of(self, id):
+        """Return whether a cancelled message in a list ends as cancelled or as purged."""
+        return "purged" if self.words.get(id) == "purged!" else "cancelled"
+
     def publish(self, items, delay_ms, retries, anew, ttl_ms):
-        refused, seen = {}, set()
+        refused, seen, ended = {}, set(), []
         due = self.due_in(delay_ms)
         self.lanes["p"] = self.key_time + LANE_MS
         for index, (id, body) in enumerate(items):
@@ -74,14 +79,17 @@ class Model(ExpiringKeys, Account):
             self.bodies[id] = Body(body, due, self.key_time + max(due - self.up, 0) + ttl_ms)
             self.counts[id] = retries
             self.windows.add(id)
+            kind = self.kind_of(id)
             for place in (self.words, self.markers):
                 place.pop(id, None)
             self.totals["published"] += 1
             if reason is None:
                 self.enter(id, delay_ms)
             else:
-                self.note_end(id, "cancelled")
+                ended.append((kind, id))
                 self.words |= {id: f"@{due}"} if delay_ms else {}
+        for kind, id in sorted(ended, key=itemgetter(0)):  # the cancelled ids first
+            self.note_end(id, kind)
         return refused
 
     def _standing(self, id, anew):
@@ -91,7 +99,7 @@ class Model(ExpiringKeys, Account):
             return "duplicate"
         if id not in self.counts:
             return None
-        return "revive" if self.words.get(id) == "!" and id not in self.unack else "duplicate"
+        return "revive" if self.words.get(id) in ("!", "purged!") and id not in self.unack else "duplicate"
 
     def promote(self, limit):
         due = self.over(self.pending, limit)
@@ -130,7 +138,7 @@ class Model(ExpiringKeys, Account):
         self.words |= {id: "suspect" + (str(died) if died > 1 else "")} if died else {}
 
     def claim(self, nonce, lease_ms, limit, first, direct, suspects):
-        claimed, moved, met, token = [], {}, 0, max(self.now, self.fence + 1)
+        claimed, dropped, moved, met, token = [], [], {}, 0, max(self.now, self.fence + 1)
         held, narrowest = suspects.held, suspects.narrowest
         places = (self.retry, self.ready) if first == "retry" else (self.ready, self.retry)
         for place in () if self.paused else places:
@@ -141,7 +149,7 @@ class Model(ExpiringKeys, Account):
                 died = self.died(id)
                 among = 1 if died > 2 or not left else max(1, suspects.slots >> died)
                 if self.cancelled(id):
-                    self.end(id, "cancelled")
+                    dropped.append((self.kind_of(id), id))
                 elif word.startswith("@"):
                     self.words.pop(id)
                     moved[id] = int(word.strip("@"))
@@ -153,6 +161,8 @@ class Model(ExpiringKeys, Account):
                     claimed.append(Claimed(id, f"{died}~{nonce}" if died else nonce, left, died, token))
             place.extend(back)
             met += len(batch) - len(back)
+        for kind, id in sorted(dropped, key=itemgetter(0)):  # the cancelled ids first
+            self.end(id, kind)
         self.put(self.pending, moved)
         self.token |= bool(met and (self.ready or self.retry))
         self.totals["claimed"] += len(claimed)
@@ -173,7 +183,7 @@ class Model(ExpiringKeys, Account):
         return self.lease([replace(one, left=self.counts[one.id]) for one in still], lease_ms)
 
     def held(self, receipts):
-        """Return the valid receipts, and the ids of the others."""
+        """Return the valid receipts, and the ids of the invalid receipts."""
         good, lost = [], []
         for one in receipts:
             same = call_of(self.words.get(one.id, "")) == call_of(one.nonce)
@@ -196,7 +206,7 @@ class Model(ExpiringKeys, Account):
         for one in good:
             self.unack[one.id] = self.up + lease_ms
             call, word = call_of(one.nonce), self.words[one.id]
-            longest = max(lease_ms, int(word.removeprefix(f"{call}:").rstrip("!")))
+            longest = lease_ms and max(lease_ms, int(word.removeprefix(f"{call}:").rstrip("!")))
             self.words[one.id] = f"{call}:{longest}{'!' * word.endswith('!')}"
         return lost, tuple(one.id for one in good if self.cancelled(one.id))
 
@@ -226,10 +236,10 @@ class Model(ExpiringKeys, Account):
                 self.postpone(one.id, delay_ms, self.up + delay_ms)
             else:
                 self.bury(one.id)
-                if not unread:
-                    self.bodies[one.id] = Body("last", self.down)
-                elif one.id in self.bodies:
+                if one.id in self.bodies:
                     self.bodies[one.id].until = inf
+                elif not unread:
+                    self.bodies[one.id] = Body("last", self.down)
 
         return self.let_go(receipts, then, put=put)
 
@@ -262,6 +272,7 @@ class Model(ExpiringKeys, Account):
         leases, told = dict(self.unack), {"overdue": [], "again": [], "buried": [], "cancelled": []}
         over = self.over(self.unack, 10 * limit if spare else limit)
         spared = [id for id in over if spare and id in self.words and not self.waits(id) and not self.cancelled(id)]
+        spared = [id for id in spared if not self.words[id].endswith(":0")]  # the supervisor has ended these leases
         taken = [id for id in over if id not in spared][:limit]
         for id in over:
             word, waited = self.words.get(id), self.waits(id)
@@ -289,18 +300,18 @@ class Model(ExpiringKeys, Account):
                 self.token = True
         return told
 
-    def cancel(self, id, tombstone_ms):
+    def cancel(self, id, tombstone_ms, kind):
         before, until = self.markers.get(id, ("", -inf))
         answer, found = "cancelled", True
         if id in self.pending or (id in self.unack and self.waits(id)):
-            self.end(id, "cancelled")
+            self.end(id, kind)
             self.windows.discard(id)
         elif id in self.unack:
             answer = "running"
             self.words[id] = self.words.get(id, "").rstrip("!") + "!"
             self.bodies.pop(id, None)
         elif id in self.counts:
-            self.words[id] = self.words[id] if self.cancelled(id) else "!"
+            self.words[id] = self.words[id] if self.cancelled(id) else {"purged": "purged!"}.get(kind, "!")
             self.bodies.pop(id, None)
         else:
             found, answer = False, "cancelled" if before in ("cancelled", "freed") else "not_found"
@@ -360,7 +371,7 @@ class Model(ExpiringKeys, Account):
         return before - len(self.alive)
 
     def taken(self, id):
-        """Take the id of an ended message for its deduplication window, if that is known."""
+        """Keep the id of an ended message taken for its deduplication window, if the window is known."""
         if id in self.windows:
             self.mark(id, "ended")
         self.windows.discard(id)

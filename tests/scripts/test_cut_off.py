@@ -4,6 +4,7 @@ import random
 import re
 import time
 from collections import Counter
+from typing import get_args
 
 import pytest
 import redis
@@ -21,8 +22,8 @@ pytestmark = [pytest.mark.foreign_hands, pytest.mark.slow]
 STATES, LONG_STATES, STEPS = 6, 150, 40
 #: A claim takes this many messages at a time, and puts back messages that must wait.
 LIMIT = 4
-#: Scripts that only read, or write once. `check` repairs unsound states, so it runs again where a script was cut off.
-LOOKS = {"ask", "bodies", "counts", "forget", "held_up", "key_queues", "remap"}
+#: Scripts that only read, or write once, or move no message. `check` repairs unsound states, so it runs again where a script was cut off.
+LOOKS = {"ask", "bodies", "book", "counts", "forget", "held_up", "key_queues", "plan_due", "remap", "status"}
 #: The three steps of a move between shards: test_relocation.py cuts them off.
 MOVES = {"depart", "arrive", "leave"}
 #: Only for queues with keys: test_keyed_cut_off.py cuts it off.
@@ -113,8 +114,11 @@ def _calls(one, chance):
     turn = lambda lane: t.CallNumber(lane, one.numbers[lane] + 1)  # noqa: E731
     options = {"left": 2, "replace": chance.random() < 0.5}
     yield t.ack(keys, [(held, 45_000) for held in receipts], clock=clock)
+    results = ["0 1 null"] * len(receipts)
+    yield t.ack(keys, [(held, 45_000) for held in receipts], results=results, keep_ms=60_000, clock=clock)
     yield t.nack(keys, failures, clock=clock)
     yield t.extend(keys, receipts, lease_ms=30_000, clock=clock)
+    yield t.checkpoint(keys, [(held, 1, '"1 0 7"') for held in receipts], clock=clock)
     yield t.release(keys, receipts, clock=clock)
     yield t.snooze(keys, [(held, 500) for held in receipts], clock=clock)
     for delay_ms in (0, 700):
@@ -139,6 +143,21 @@ def _calls(one, chance):
     for due_ms in (0, one.model.now // 1000 + 60_000):
         due = t.Tick("daily", "every 60", now + 60, now, missed=2, message=message, due_ms=due_ms)
         yield t.tick(keys, due, ttl_ms=HOUR_MS, retries=2, clock=clock)
+    replacing = {"ttl_ms": HOUR_MS, "retries": 2, "span_ms": 500, "most_ms": 5000, "clock": clock}
+    items = [(id, envelope_rest(2, 1, 0) + b"newer") for id in [*ids, "newest"]]
+    for mode in get_args(t.ReplaceMode):
+        yield t.replace(keys, items, turn("p"), mode=mode, **replacing)
+    one.run(t.replace(keys, items, turn("p"), mode="replace", **replacing))
+    for kind in ("acked", "nacked"):
+        yield t.succeed(keys, receipts, kind=kind, clock=clock)
+    yield t.reclaim(keys, clock=one.model.now + 10**9)
+    yield t.cancel(keys, ids, clock=clock)
+    stored = {"revision": "a1", "next": now + 60, "value": b'{}\n,"r":3}\nbody'}
+    yield t.plan(keys, "write", "stored", **stored, clock=clock)
+    one.run(t.plan(keys, "write", "stored", **stored, clock=one.model.now))
+    value = envelope_rest(2, 1, 0) + b"body"
+    tick = t.PlanTick(f"plan.stored.{now + 60}", "stored", "a1", str(now + 60), now + 120, HOUR_MS, 2, value)
+    yield t.plan_tick(keys, [tick], clock=clock)
 
 
 @pytest.fixture

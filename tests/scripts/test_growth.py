@@ -1,14 +1,16 @@
 """
 Every order of steps while a queue grows: each chosen id is accepted once.
 
-The producers run the code of the package (`Router` and `ShardBatch`); each step is one call in a real Redis. Any step
+The producers run the code of the package (`Sender`); each step is one call in a real Redis. Any step
 may be the last of its actor: the next step of a paused or killed producer comes late or never. A state is the
 content of Redis and the position of each actor. From each state the test takes the next step of each actor.
 """
 
 import re
+import types
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from held_clock import NOON
@@ -16,10 +18,11 @@ from held_clock import NOON
 from reliq.admin import calls
 from reliq.keys import Keys, home
 from reliq.lua import transitions as t
-from reliq.message import Receipt
-from reliq.publish import CallTerms, PreparedMessage, Router
+from reliq.publish import CallTerms, PreparedMessage, Sender
 from reliq.redis.commands import retries_left
+from reliq.redis.connection import BLOCKING
 from reliq.redis.shards import UNSHARDED, ShardMap, shard_map
+from reliq.settings import Durability
 from reliq.wire_format import envelope_rest
 
 GROWN = ShardMap(1, 2, 1, "growing")
@@ -44,27 +47,42 @@ class Known:
     def turn(self):
         return 0
 
+    async def refresh(self, driver):
+        """The map of a new producer is as good as read."""
+
+    async def read(self, driver, *, for_seconds):
+        self.map = await step(shard_map(self.first))
+
+
+class Producer(Sender):
+    """A sender that may be killed: Python then closes its coroutine, which is no failed call."""
+
+    def _failed(self, *_call):
+        return False
+
+
+@types.coroutine
+def step(call):
+    return (yield call)
+
 
 def producer(name, map, accepted, *, asks=True, fenced=True):
     """Publish the id once, starting with the producer's current map; each yield is one call to Redis."""
-    known = Known(map)
-    route = Router(known, [ORDER])
-    while route.left:
-        if route.is_stale:
-            known.map = yield shard_map(known.first)
-            route.looked()
-        for part in route.parts():
-            free = part
-            if part.old_home is not None and asks:
-                free = route.asked(part, (yield clocked(part.question())))
-            if free.orders:
-                call = clocked(free.call(TERMS, t.CallNumber(name, known.map.epoch + 1)))
-                answer = yield call if fenced else unfenced(call)
-                published = [
-                    Receipt(order.id, answer.refused.get(at, "published"), 0.0) for at, order in enumerate(free.orders)
-                ]
-                route.answered(free, [] if answer.is_stale else published)
-    accepted.append(route.receipts[0].status)
+    known, receipts = Known(map), {}
+
+    async def run(call, **_options):
+        if call.script.name == "ask" and not asks:
+            return ["free"]
+        return await step(clocked(call if fenced or call.script.name == "ask" else unfenced(call)))
+
+    client = SimpleNamespace(run=run)
+    clients = SimpleNamespace(driven=lambda driver: client, blocking=lambda: SimpleNamespace(driven=client))
+    number = lambda messages: t.CallNumber(name, known.map.epoch + 1)  # noqa: E731
+    lanes = SimpleNamespace(parked=(), take=number, give_back=lambda number: None)
+    sender = Producer(None, known, lanes, clients)
+    sending = sender._by_shard(BLOCKING, [ORDER], receipts, Durability.NONE, is_stale=False)
+    yield from sending.__await__()
+    accepted.append(receipts[0].status)
     assert accepted[-1] in ("published", "duplicate")
 
 

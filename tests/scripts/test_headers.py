@@ -3,17 +3,19 @@
 import inspect
 import re
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 from every_call import keyed_queue, stage
 from every_script import KEYED, NAMES, OF_LIMITS, ONCE, SCRIPTS, source
 
 import reliq.lua
+from reliq.keys import limit_key
 from reliq.lua import script, script_names, transitions as t
 
 KEY_NAMES = set(chain.from_iterable(one.keys for one in SCRIPTS.values()))
 TAIL_KEYS = {"msg": "body", "dedup": "mark"}
-FAMILIES = {"lane", "line", "msg"}
+FAMILIES = {"lane", "line", "msg", "result"}
 
 
 def code(text):
@@ -114,6 +116,7 @@ def test_calls_pass_the_keys_and_arguments_that_headers_declare(run, client, key
     def wrong(name, header):
         call, own = calls[name], keys.of_shard(1) if name == "leave" else keys
         own = keyed_queue(own) if "keyed" in name or name == "limit" else own
+        own = SimpleNamespace(shared=limit_key("api")) if name == "book" else own
         lead, tail = call.keys[: len(header.keys)], call.keys[len(header.keys) :]
         faults = [
             key

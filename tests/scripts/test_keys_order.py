@@ -8,6 +8,7 @@ from held_clock import HOUR_MS, NOON, micros, millis
 from reliq.admin import calls
 from reliq.lua import transitions as t
 from reliq.redis import commands
+from reliq.wire_format import envelope_rest
 
 
 def test_messages_of_a_key_come_in_the_order_of_their_publish_and_keys_take_turns(publish_under, serve, claim, publish):
@@ -41,6 +42,24 @@ def test_a_clock_that_goes_back_holds_up_only_the_ordered_key_of_a_backoff(
 
     assert run(t.reclaim(keys, clock=due)).count == 1
     assert [*serve(clock=due)] == ["a1"]
+
+
+@pytest.mark.parametrize("how", ["nack", "snooze"])
+def test_a_waiting_message_that_is_replaced_under_another_key_frees_its_place(
+    publish_under, serve, limit, nack, run, keys, client, how
+):
+    limit(ordered=1)
+    publish_under("a", "a1", "a2")
+    (held,) = serve().values()
+    nack(held, delay_ms=1000) if how == "nack" else run(t.snooze(keys, [(held, 1000)], clock=NOON))
+    assert not serve()
+
+    items = [("a1", envelope_rest(3, NOON // 1000, 0, line="b") + b"new")]
+    options = {"mode": "replace", "ttl_ms": HOUR_MS, "retries": 3, "message_keys": ["b"], "clock": NOON}
+    assert run(t.replace(keys, items, t.CallNumber("replace", 1), **options)).refused == {0: "replaced"}
+
+    assert not client.zscore(keys.held, "a\0a1")
+    assert [*serve()] == ["a2"]
 
 
 # ---- back to the head of the key queue ------------------------------------------

@@ -8,7 +8,7 @@ import redis
 from expiring_keys import WINDOW_MS
 from foreign_moves import ForeignMoves
 from held_clock import NOON
-from held_server import held_clock
+from held_server import held_clock, skip_unless_held
 from hypothesis import HealthCheck, seed, settings, strategies as st
 from hypothesis.stateful import get_state_machine_test, invariant, rule
 from ports import free_port
@@ -77,14 +77,16 @@ class QueueMachine(ForeignMoves):
     @rule(
         ids=some_ids,
         cancelled=some_ids,
-        how=st.sampled_from(["none", "cancel", "reschedule"]),
+        how=st.sampled_from(["none", "cancel", "reschedule", "its supervisor ends the leases"]),
         limit=limits,
         spare=st.booleans(),
         direct=a_few,
     )
     def a_worker_is_killed(self, ids, cancelled, how, limit, spare, direct):
         self.publish(ids, delay_ms=0, left=2, replace=True)
-        self.claim(4)
+        held = self.claim(4)
+        if how.startswith("its"):
+            self.settle("extend", held, lease_ms=0)
         if how == "cancel":
             self.cancel(cancelled)
         self.pass_time(LEASE_MS * 1000)
@@ -268,8 +270,9 @@ def opened(values):
 
 
 @pytest.fixture
-def held(tmp_path):
+def held(tmp_path, server_path):
     """A held clock, or None on a machine without a C compiler."""
+    skip_unless_held(server_path)
     held = held_clock(tmp_path, NOON)
     if held is None:
         fail_in_ci("without a C compiler no key of the model expires (Debian: apt-get install gcc libc6-dev)")

@@ -60,10 +60,17 @@ def calls(run, client, keys):
     calls["depart"].append(t.depart(third, ["empty"], state="ready"))
     calls["key_queues"], calls["sleep"] = _of_keys(client, keys)
     client.zadd(keys.held, {"tenant\0of-another": 0})
+    calls["status"].append(t.status(keys, "unknown"))
     calls["held_up"] = [t.held_up(keys, most=9, of=["a"])]
     client.hset(keys.cron, "daily asked", 7)
     sooner = daily_tick(2, due_ms=NOON // 1000 + 1)
     calls["tick"] += [t.tick(keys, one, ttl_ms=1, retries=1, clock=NOON) for one in (sooner, daily_tick(3, asked=7))]
+    calls["plan"].append(
+        t.plan(keyed_queue(keys), "write", "late", revision="c", next=10**10, line="p", value=b"x", clock=NOON)
+    )
+    calls["plan"].append(calls["plan"][0])
+    calls["plan"] += [t.plan(keys, verb, "new", revision="b2", next=10**10) for verb in ("pause", "resume", "delete")]
+    calls["plan_tick"].append(t.plan_tick(keys, [t.PlanTick("plan.no.1", "no", "a", "1", "")]))
     for name in KEYED:
         calls[name.partition(" ")[0]] += calls.pop(name)
     return calls
@@ -145,7 +152,10 @@ def play(client, keys, url):
 
 #: Commands that the calls above do not reach; both commands of redrive on `msg` are in a shared helper that it skips.
 UNREACHED = {
-    "ack": "asleep:ZREM ends:XADD errors:HMGET limits:HGET rates:ZADD ready:EXISTS retry:EXISTS ring:ZADD",
+    "ack": (
+        "asleep:ZREM ends:XADD errors:HMGET limits:HGET rates:ZADD rates:ZREM ready:EXISTS retries_left:HGET "
+        "retry:EXISTS ring:ZADD"
+    ),
     "arrive": (
         "dead:XADD errors:HSET lease:HSET pending:ZADD pending:ZRANGE retry:LPUSH unack:ZADD unack:ZRANGE watch:DEL "
         "windows:HSET"
@@ -154,6 +164,7 @@ UNREACHED = {
         "asleep:ZMSCORE limits:HGET line:EXISTS ready:EXISTS retry:EXISTS retry:LPOS retry:LREM ring:ZADD ring:ZRANGE"
     ),
     "check": "dedup:SET errors:HMGET pending:ZADD pending:ZRANGE ready:LPUSH retry:LREM",
+    "checkpoint": "lease:HSET msg:SETRANGE",
     "claim": (
         "asleep:ZADD asleep:ZMSCORE held:ZREM line:EXISTS line:LPUSH pending:ZADD rates:ZRANGEBYSCORE rates:ZREM "
         "ready:LPUSH retry:EXISTS retry:LPUSH ring:EXISTS wake:LTRIM"
@@ -170,19 +181,31 @@ UNREACHED = {
     "limit": (
         "asleep:ZADD asleep:ZREM asleep:ZSCORE held:ZLEXCOUNT limits:HGET rates:ZADD rates:ZSCORE ring:ZADD wake:LPUSH"
     ),
-    "nack": "held:ZADD limits:HGET ready:EXISTS retry:EXISTS ring:ZADD watch:DEL",
+    "nack": (
+        "held:ZADD limits:HGET msg:SET rates:ZADD rates:ZREM ready:EXISTS retries_left:HGET retry:EXISTS "
+        "ring:ZADD watch:DEL"
+    ),
     "promote": "asleep:ZADD asleep:ZREM held:ZREM limits:HSET line:RPUSH rates:ZADD retry:EXISTS ring:EXISTS",
     "publish": "lease:HSET",
     "purge": "ready:EXISTS retry:EXISTS ring:ZREM",
     "reclaim": (
-        "ends:XADD errors:HDEL garbage:SADD held:ZADD lease:HDEL msg:PERSIST ready:EXISTS retries_left:HDEL "
-        "retry:EXISTS unack:ZADD"
+        "ends:XADD errors:HDEL garbage:SADD held:ZADD lease:HDEL msg:GETRANGE msg:PERSIST ready:EXISTS "
+        "retries_left:HDEL retry:EXISTS unack:ZADD"
     ),
     "redrive": "msg:PEXPIRE msg:PTTL watch:DEL",
-    "release": "lease:HSET limits:HGET line:EXISTS ready:EXISTS retry:EXISTS ring:ZADD",
+    "release": (
+        "lease:HSET limits:HGET line:EXISTS rates:ZADD rates:ZREM ready:EXISTS retries_left:HGET retry:EXISTS ring:ZADD"
+    ),
     "remap": "map:GET map:SET",
+    "replace": "dedup:DEL dedup:PTTL epoch:SET lane:PEXPIRE ready:EXISTS retry:EXISTS watch:DEL",
     "reschedule": "wake:LPUSH watch:DEL",
-    "snooze": "held:ZADD limits:HGET ready:EXISTS retry:EXISTS ring:ZADD watch:DEL",
+    "snooze": (
+        "held:ZADD limits:HGET rates:ZADD rates:ZREM ready:EXISTS retries_left:HGET retry:EXISTS ring:ZADD watch:DEL"
+    ),
+    "succeed": (
+        "history:XADD pending:ZADD pending:ZRANGE rates:ZADD rates:ZREM ready:EXISTS retries_left:HGET "
+        "retry:EXISTS watch:DEL"
+    ),
     "tidy": "errors:HDEL held:ZSCORE lease:HDEL rates:ZREM retries_left:HDEL",
 }
 

@@ -12,21 +12,42 @@ from reliq.lua import transitions as t
 #: Error texts of Redis 6.2 and 7.0.
 OOM = r"OOM|maxmemory"
 #: Scripts that add data, and may be refused at maxmemory.
-ADDING = {"publish", "publish (keyed)", "ask", "remap", "register", "tick", "limit", "sleep", "depart", "arrive"}
+ADDING = {
+    "publish",
+    "publish (keyed)",
+    "replace",
+    "replace (keyed)",
+    "ask",
+    "remap",
+    "register",
+    "tick",
+    "limit",
+    "sleep",
+    "depart",
+    "arrive",
+}
+ADDING |= {"plan", "plan_tick", "plan_tick (keyed)"}
 #: Keys that are written last and whose type does not matter.
 LATE = ("totals", "ends", "history", "minutes", "windows")
 #: Keys that are overwritten, whatever their type.
 ANY_TYPE = ("watch", "paused")
-#: Prefixes of the names of key queues and bodies.
-STARTS = tuple(start for keys in (Keys("q"), Keys("q-keyed")) for start in (keys.line_start, keys.msg_start))
-CHECKED = {(name, key) for name in NAMES for key in SCRIPTS[name].keys if key not in (*LATE, *ANY_TYPE, "line", "msg")}
+#: Prefixes of the names of key queues, bodies and results.
+STARTS = tuple(
+    start for keys in (Keys("q"), Keys("q-keyed")) for start in (keys.line_start, keys.msg_start, keys.result_start)
+)
+CHECKED = {
+    (name, key)
+    for name in NAMES
+    for key in SCRIPTS[name].keys
+    if key not in (*LATE, *ANY_TYPE, "line", "msg", "result")
+}
 #: Without limits, a script does not read the additional keys of queues with keys.
 CHECKED -= {(name, key) for name, one in TRANSITIONS.items() for key in one.keyed_keys}
 #: Some keys are read only for an id that is taken or was cancelled; `forget` deletes keys of any type.
 CHECKED -= {
     *(("publish", "unack"), ("publish (keyed)", "unack"), ("publish (keyed)", "pending"), ("publish (keyed)", "map")),
-    *(("ask", "unack"), ("claim", "errors")),
-    *(("forget", key) for key in ("cron", "token", "map", "epoch", *OF_LIMITS)),
+    *(("ask", "unack"), ("plan", "map"), ("claim", "errors"), ("replace (keyed)", "map")),
+    *(("forget", key) for key in ("cron", "plans", "plans_due", "token", "map", "epoch", *OF_LIMITS)),
 }
 
 

@@ -4,7 +4,8 @@ import pytest
 from held_clock import NOON, micros, millis
 
 from reliq.lua import transitions as t
-from reliq.wire_format import FailureNote
+from reliq.message import Claimed
+from reliq.wire_format import FailureNote, envelope_rest
 
 SETTLE = {
     "ack": lambda keys, *held: t.ack(keys, [(one, 1000) for one in held], clock=NOON),
@@ -49,6 +50,24 @@ def test_a_late_receipt_beside_the_valid_one_of_its_message_hides_no_outcome(ver
     reported = [(type(one).__name__, one.ids) for one in call.events(run(call))]
 
     assert reported == [(event, ("m",)), ("LeaseLost", ("m",))]
+
+
+@pytest.mark.parametrize("verb", [*SETTLE, "succeed"])
+def test_invalid_receipts_of_any_ids_are_reported_beside_valid_receipts(verb, publish, claim, run, keys):
+    """A reply that cannot be read would keep all messages of the call unsettled."""
+    publish("m", "followed")
+    held = claim()
+    value = envelope_rest(3, NOON // 1000, None)
+    run(
+        t.replace(keys, [("followed", value)], t.CallNumber("p", 1), mode="replace", ttl_ms=1000, retries=3, clock=NOON)
+    )
+    settle = SETTLE.get(verb, lambda keys, *held: t.succeed(keys, held, kind="acked", clock=NOON))
+    strange = ("\udcff", "+m", "+followed", "")
+
+    answer = run(settle(keys, *(Claimed(id, "lane.1:30000", 3) for id in strange), *held))
+
+    assert answer.lost == strange
+    assert answer.followed == {"extend": (), "succeed": ("m",)}.get(verb, ("followed",))
 
 
 # ---- spared leases --------------------------------------------------------------
@@ -122,3 +141,27 @@ def test_a_note_of_an_earlier_version_stays_beside_the_new_one(publish, claim, r
     new, old = notes("m")
     assert (new.attempt, new.error) == (2, "new")
     assert (old.attempt, old.error, old.at_ms) == (1, "KeyError: old (at jobs.py:9)", None)
+
+
+def test_lease_that_the_supervisor_ended_is_not_spared_before_its_successor(publish, claim, run, keys):
+    publish("ended")
+    held = claim(lease_ms=1000)
+    run(t.extend(keys, held, lease_ms=0, clock=NOON))
+    run(t.replace(keys, [("ended", b"}\n2")], t.CallNumber("p", 1), mode="replace", ttl_ms=9999, retries=1, clock=NOON))
+
+    answer = run(t.reclaim(keys, spare_leases=True, clock=micros(60_000)))
+
+    assert (answer.overdue, answer.buried) == (("ended",), ())
+
+
+def test_lease_that_the_supervisor_ended_is_not_spared_until_it_is_renewed(publish, claim, run, keys, client):
+    publish("renewed", "ended", "expired")
+    held = claim(limit=3, lease_ms=1000)
+    assert run(t.extend(keys, held[:2], lease_ms=0, clock=NOON)).lost == ()
+    run(t.extend(keys, held[:1], lease_ms=50, clock=NOON))
+
+    answer = run(t.reclaim(keys, spare_leases=True, clock=micros(60_000)))
+
+    assert (answer.overdue, answer.buried) == (("ended",), ())
+    assert client.hget(keys.lease, "ended") == b"suspect"
+    assert run(t.ack(keys, [(held[0], None)])).lost == ()

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import time
 
 from reliq import Nack, Reject, Snooze
 from reliq.errors import JobInterrupted, ProtocolError, RedisUnavailableError, UndecodableError
@@ -17,18 +18,24 @@ SCORES = [math.inf, -math.inf, 1e300, -1e300, 9.3e9, 1.8e12, 9.2e18, -9.3e9, 0.0
 WORDS = [
     *(b"", b"!", b"suspect", b"nacked", b"@", b"@0", b"@-1", b"@99999999999999999", b"@99999999999999999?", b"@1e400"),
     *(b"@" + b"9" * 400, b"suspect!", b"nacked!", b"lane.1:30000", b"lane.1:30000!", b"\xff\xfe", b"w" * 100_000, b"?"),
+    *(b"lane.1:30000+1.5", b"2~lane.1:30000+1700000000000.3>1!", b"lane.1:30000+%s.%s>%s" % ((b"9" * 400,) * 3)),
+    *(b"+1.5", b">1", b">1!", b">" + b"9" * 400),
 ]
 NOTES = [
     *(b"", b"failed", b"failed 1", b"failed 1 ", "failed \u00b2 x".encode(), b"\xff", b"a b c\nd", b"lease - lease - "),
     *(b"failed " + b"9" * 4300 + b" x", b"x" * 200_000, b"\x1b]0;x\x07 \x9b31m", b"failed - \xed\xa0\xbd"),
 ]
 IDS = [
-    *(b"0", b"-1", b"*", b"[a-z]*", b"a b", b"a\nb", b"a\tb", b"\x00", b"\xff\xfe", b"\xed\xa0\xbd", b"%s%n", b"{x}"),
-    *("\u202egnp".encode(), b"i" * 5000, b"\x1b[2J", b"a:b:c", b"None", b"..", b"0" * 22, b"z" * 22),
+    *(b"0", b"-1", b"+", b"+0", b"*", b"[a-z]*", b"a b", b"a\nb", b"a\tb", b"\x00", b"\xff\xfe", b"\xed\xa0\xbd"),
+    *(b"%s%n", b"{x}", "\u202egnp".encode(), b"i" * 5000, b"\x1b[2J", b"a:b:c", b"None", b"..", b"0" * 22, b"z" * 22),
 ]
 BODIES = [
     *(b"", b"\x00", b"\xff", b"{", b"null", b'{"number": 1}', b"[" * 5000, b'"\\ud83d"', b"x" * 200_000, b"RELIQ/1 "),
     *(b'RELIQ/1 {"d":1,"r":2}\nx', b'{"number": 1e999}', b'{"number": ' + b"9" * 4300 + b"}"),
+]
+SCHEDULES = [
+    *("every 1", "every 60", "every 0", "every " + "9" * 400, "* * * * * UTC", "0 0 30 2 * UTC", "* * * * * x"),
+    "x" * 9000,
 ]
 HEADERS = ["{}", "null", "[]", '{"a":"b"}', '{"a":1}', '{"a":"\\ud83d"}', '{"traceparent":"\\u0000"}', '{"a":' * 300]
 
@@ -86,10 +93,12 @@ ERRORS = [
 
 
 def raising(error):
-    def answer():
-        raise error
+    return lambda: throw(error)
 
-    return answer
+
+def throw(error):
+    """Raise a shared error without the tracebacks of its earlier raises: their frames would look like a leak."""
+    raise BaseException.with_traceback(error, None)
 
 
 RETURNED = [
@@ -114,7 +123,7 @@ def put(pipe, keys, place, id, score):
 
 
 class Vandal:
-    """Writes to Redis as a client that knows the keys but not their rules."""
+    """Writes random and invalid values to the Redis keys of a queue."""
 
     def __init__(self, client, chance: random.Random) -> None:
         self._client, self._chance = client, chance
@@ -143,6 +152,14 @@ class Vandal:
             parts.append(f'"h":{chance.choice(HEADERS)}')
         return b"RELIQ/1 {" + ",".join(parts).encode() + b"}\n" + body
 
+    def row(self) -> bytes:
+        """Return the row of a stored schedule with random parts, which are often valid."""
+        chance = self._chance
+        first = chance.choice([b"a1 ", b"a1 ", b"xyz ", self.blob(IDS), b'a1 {"by":"me","at":1,"reason":""}'])
+        ttl_ms = 5000 if chance.random() < 0.5 else self.number()
+        options = f'{{"schedule":"{chance.choice(SCHEDULES)}","catch_up":"all","ttl_ms":{ttl_ms}}}'
+        return b"\n".join((first, options.encode(), b',"r":3,"e":1}\nx' if chance.random() < 0.7 else self.value()))
+
     def message(self, keys) -> None:
         """Write one message, or a part of a message, into any state."""
         chance, pipe = self._chance, self._client.pipeline(transaction=False)
@@ -161,7 +178,7 @@ class Vandal:
         pipe.execute()
 
     def surroundings(self, keys) -> None:
-        """Write to the keys around the messages: totals, ends, dead letters, tokens, names, records of workers."""
+        """Write to the keys around the messages: totals, ends, dead letters, schedules, tokens, records of workers."""
         chance, pipe = self._chance, self._client.pipeline(transaction=False)
         pipe.hset(keys.totals, chance.choice([b"claimed", b"acked", b"\xff", self.blob(IDS)]), self.number())
         pipe.xadd(keys.ends, {self.blob(IDS): self.blob(NOTES), b"kind": self.blob(NOTES)})
@@ -172,5 +189,13 @@ class Vandal:
         name = self.blob(IDS)
         pipe.zadd(WORKERS_KEY, {name: self.score()})
         pipe.set(worker_key("").encode() + name, self.blob([b"[" * 5000, b"{}", b"null", b'{"id":1}']), px=60_000)
+        for _ in range(5):
+            plan = self.blob(IDS)
+            pipe.hset(keys.plans, plan, self.row())
+            pipe.zadd(keys.plans_due, {plan: time.time() if chance.random() < 0.5 else self.score()})
+        pipe.hset(keys.windows, self.blob(IDS), self.number())
+        pipe.hset(keys.minutes, chance.randrange(180), self.blob(NOTES))
+        pipe.set(keys.token, self.number())
+        pipe.set(keys.watch, self.blob(IDS), px=60_000)
         pipe.set(keys.lane("x"), self.blob(WORDS), px=60_000)
         pipe.execute()

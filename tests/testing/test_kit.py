@@ -12,16 +12,20 @@ from functools import partial
 
 import pytest
 import redis
+from tenacity import wait_fixed
 
 from reliq import (
     Admin,
     BodyError,
     ConfigurationError,
     Consumer,
+    Job,
     Layout,
+    Limit,
     OutgoingMessage,
     Queue,
     Reject,
+    Tasks,
     UndecodableError,
 )
 from reliq.admin.calls import STEP_IDS
@@ -58,7 +62,7 @@ def test_failed_assertion_shows_the_messages_that_exist(reliq, shop):
 
     with pytest.raises(AssertionError, match=r"there are 25:\n(.*mail 0.*\n)(.*\n){19}  … and 5 more"):
         reliq.assert_published(shop.mails, "hello")
-    with pytest.raises(AssertionError, match=r"expected no such message in 'mails', and there are 1:\n.*'mail 3'"):
+    with pytest.raises(AssertionError, match=r"expected no matching message in 'mails', but there are 1:\n.*'mail 3'"):
         reliq.refute_published(shop.mails, "mail 3")
     with pytest.raises(ConfigurationError, match="state must be one of ready, waiting, .*, not 'done'"):
         reliq.published(shop.mails, state="done")
@@ -113,7 +117,7 @@ def test_reliq_url_is_set_for_children_and_withheld_from_late_threads(url, clien
 
     def outlive():
         over.wait(60)
-        with pytest.raises(ConfigurationError, match="an isolated test has taken RELIQ_URL away: use the") as caught:
+        with pytest.raises(ConfigurationError, match="an isolated test has removed RELIQ_URL: use the") as caught:
             queue.publish("from a thread")
         failed.append(caught)
 
@@ -152,7 +156,7 @@ def test_nested_block_and_filled_database_are_refused(kit_url, client, shop):
         pass
     client.execute_command("SELECT", 8)
     client.set("precious", 1)
-    refused = pytest.raises(ConfigurationError, match=r"/8 has 1 key, and tests empty their Redis: .*/8 flushdb")
+    refused = pytest.raises(ConfigurationError, match=r"/8 has 1 key, and tests delete all keys: .*/8 flushdb")
     with refused, isolated(kit_url.replace("/7", "/8")):
         pass
     assert client.get("precious") == b"1"
@@ -200,7 +204,7 @@ def test_async_handlers_run_in_blocking_and_async_code(reliq, shop):
     async def wrong():
         reliq.perform(shop.consumer, shop.mails, "four")
 
-    with pytest.raises(ConfigurationError, match=r"runs an event loop already: `await reliq.adrain"):
+    with pytest.raises(ConfigurationError, match=r"already runs an event loop: use `await reliq.adrain"):
         asyncio.run(wrong())
     assert len(asyncio.run(drain()).acked) == 1
     assert shop.seen == ["one", "two", "three"]
@@ -262,7 +266,7 @@ def test_drain_without_an_end_is_given_up(reliq):
     consumer = consumer_of(queue, lambda number: queue.publish(number + 1))
     queue.publish(0)
 
-    with pytest.raises(AssertionError, match=r"not drained after 30 deliveries \(31 of 'q'\): does a handler publish"):
+    with pytest.raises(AssertionError, match=r"not drained after 30 deliveries \(31 of 'q'\): perhaps a handler"):
         reliq.drain(consumer, most=30)
 
 
@@ -380,3 +384,54 @@ def test_every_shard_is_drained_and_forgotten_by_the_next_test(kit_url):
             }
             assert len(reliq.drain(consumer_of(queue, seen.append)).acked) == 8
             assert sorted(seen) == list(range(8))
+
+
+def test_perform_calls_a_task_with_its_arguments(reliq):
+    app = Tasks("tasks", handler={"backoff": wait_fixed(0)})
+    seen = []
+
+    @app.middleware
+    @contextmanager
+    def around(job):
+        seen.append((job.headers["reliq-task"], job.body.number))
+        yield
+
+    @app.task
+    def double(number: int, state: str = "none") -> str:
+        return f"{2 * number} {state}"
+
+    @app.task(retries=0)
+    async def walk(job: Job, number: int) -> tuple[int | None, int, str | None]:
+        return job.attempt, job.retries_left, job.key
+
+    assert reliq.perform(app, double, 2) == "4 none"
+    assert reliq.perform(app, double, number=3, state="given") == "6 given"
+    assert asyncio.run(reliq.aperform(app, walk.options(key="k"), 4)) == (1, 0, "k")
+    assert seen == [("double", 2), ("double", 3), ("walk", 4)]
+    with pytest.raises(BodyError, match="task 'double': "):
+        reliq.perform(app, double, "two")
+
+
+def test_drain_runs_plain_async_and_unknown_tasks(reliq):
+    app, new, ran = Tasks("tasks"), Tasks("tasks"), []
+    app.task(name="plain")(lambda: ran.append("plain"))
+    app.task(name="later")(asyncio.sleep)
+    new.task(name="unknown")(lambda: None)
+    app.tasks["plain"].options(id="plain").publish()
+    app.tasks["later"].options(id="later").publish(0)
+    new.tasks["unknown"].options(id="unknown").publish()
+
+    done = reliq.drain(app)
+
+    assert (done.acked, done.snoozed, ran) == (["plain", "later"], ["unknown"], ["plain"])
+
+
+def test_a_drain_ignores_shared_limits(reliq):
+    queue, ran = Queue("limited", int, limits=[Limit("api", rate="1/h")]), []
+    consumer = Consumer()
+    consumer.handler(queue)(ran.append)
+    queue.publish_many(range(3))
+
+    reliq.drain(consumer)
+
+    assert sorted(ran) == [0, 1, 2]

@@ -3,6 +3,7 @@
 import contextlib
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 from tenacity import wait_exponential
@@ -176,3 +177,13 @@ def test_bad_key_is_refused_with_what_is_allowed():
     }.items():
         with pytest.raises(ConfigurationError, match=wanted):
             check_key(key)
+
+
+@pytest.mark.parametrize(("text", "cost"), [("9" * 5000, 1), ("9" * 19, 10**9), ("0", 1), ("-7", 1), ("3\x034", 1)])
+def test_a_cost_that_reliq_did_not_write_is_limited(text, cost):
+    line = msgspec.json.encode(f"tenant\x03{text}")
+
+    header, _ = open_envelope(b'RELIQ/1 {"d":1,"r":3,"k":%b}\nx' % line)
+
+    assert (header.key, header.cost) == ("tenant", cost)
+    assert read_count(f"3 tenant\x03{text}".encode()) == (3, "tenant")

@@ -89,11 +89,11 @@ def test_bad_schedule_is_refused_with_the_reason():
         "": "must have five fields, such as '0 6 \\* \\* \\*' for each day at six, not ''",
         "0 6 * *": "must have five fields",
         5: "for each day at six, not 5$",
-        "61 * * * *": "the cron expression '61 \\* \\* \\* \\*' is none: bad minute",
-        "*/70 * * * *": "must have steps of at most 60 in field 1, as every field begins anew, not '\\*/70 ",
+        "61 * * * *": "the cron expression '61 \\* \\* \\* \\*' is not valid: bad minute",
+        "*/70 * * * *": "must have steps of at most 60 in field 1, because each field restarts at its first value, not '\\*/70 ",
         "0 6 */32 * *": "at most 31 in field 3",
-        "0 6 * * FUN": "is none: bad day-of-week",
-        "0 0 30 2 *": "is none: bad day-of-month",
+        "0 6 * * FUN": "is not valid: bad day-of-week",
+        "0 0 30 2 *": "is not valid: bad day-of-month",
     }.items():
         with pytest.raises(ConfigurationError, match=complaint):
             Schedule.cron(expression)

@@ -45,7 +45,7 @@ def test_bad_shard_number_is_refused():
     for shard in (-1, SHARDS_LIMIT, 1.0, True, "1", None):
         with pytest.raises(ConfigurationError, match=f"0 to 255, not {shard!r}"):
             Keys("orders", shard=shard)
-    with pytest.raises(ConfigurationError, match="the Go original does not support more"):
+    with pytest.raises(ConfigurationError, match="the Go library does not support more"):
         Keys("orders", Layout.hdt3213(), shard=1)
     for number in (0, -8, 3, 12, 512, 16.0, True, "16", None):
         with pytest.raises(ConfigurationError, match=r"power of two from 1 to 256, not"):

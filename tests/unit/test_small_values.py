@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import redis
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from reliq.errors import ConfigurationError, PublishFailed, RedisUnavailableError, UndecodableError, WrongKeyTypeError
 from reliq.events import Cancelled, notify
@@ -18,7 +18,7 @@ from reliq.lua.transitions import PARKED_LIMIT, CallSequences, Message
 from reliq.redis import commands
 from reliq.redis.client import AnyClient
 from reliq.redis.connection import BLOCKING, NotSentError, run_blocking
-from reliq.redis.url import check_url, masked
+from reliq.redis.url import check_url, masked, settings
 from reliq.settings import DEFAULT_BACKOFF, seconds_after
 
 SECRET = "s3cret"
@@ -212,14 +212,14 @@ BAD_URLS = {
     "redis://host/0?dbb=1": "has an unknown option",
     "redis://a,b/0": "needs a host",
     "redis://host/0?sentinel_password=x": "has an unknown option",
-    "redis+sentinel://host:1": "needs sentinels and what they call the primary",
-    f"redis+sentinel://:{SECRET}@a:1,b:2/sh op/0": "needs sentinels and what they call the primary",
+    "redis+sentinel://host:1": "needs sentinels and their name for the primary",
+    f"redis+sentinel://:{SECRET}@a:1,b:2/sh op/0": "needs sentinels and their name for the primary",
     f"redis+sentinel://:{SECRET}@a:1,/shop": "does not parse",
     "redis+cluster://": "needs nodes, such as",
     "redis+cluster://a:1,b:2/1": "must not name a database other than /0",
-    f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would take anybody's certificate",
-    f"rediss://:{SECRET}@h?ssl_check_hostname=False": "would take anybody's certificate",
-    f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would take anybody's certificate",
+    f"rediss://:{SECRET}@h?ssl_cert_reqs=none": "would accept any certificate",
+    f"rediss://:{SECRET}@h?ssl_check_hostname=False": "would accept any certificate",
+    f"rediss://:{SECRET}@h?ssl_cert_reqs=none&insecure=no": "would accept any certificate",
     f"rediss://h?ssl_cert_reqs={SECRET}": "ssl_cert_reqs must be required, or none with insecure=true",
     f"rediss://h?ssl_min_version={SECRET}": "ssl_min_version must be 1.2 or 1.3",
 }
@@ -268,6 +268,19 @@ def test_url_is_passed_to_redis_py_with_the_options_it_knows(url, plain):
     assert check_url(url).plain == plain
 
 
+@given(st.text(min_size=1).filter(lambda text: not set("%/?#@:") & set(text)))
+@example("[")
+@example("a]b[c")
+@example("\N{ACCOUNT OF}")
+@example("tab\tbed")
+def test_password_reaches_redis_py_with_any_character_that_needs_no_encoding(password):
+    assert settings(f"redis://me:{password}@host:6379/0")["password"] == password
+
+
+def test_host_of_any_characters_is_passed_to_redis_py():
+    assert settings(f"redis://me:{SECRET}@h\N{ACCOUNT OF}st")["host"] == "h\N{ACCOUNT OF}st"
+
+
 def test_url_has_its_sentinels_service_credentials_and_nodes():
     url = check_url(f"redis+sentinel://u:p@a:1,b,[::1]:3/shop/2?sentinel_username=me&sentinel_password={SECRET}")
 
@@ -309,7 +322,7 @@ def test_default_backoff_is_spread_and_doubles_up_to_an_hour():
 def test_retries_remember_that_an_earlier_try_may_have_run():
     class Transport:
         errors = iter([redis.TimeoutError("silence"), *[NotSentError("away")] * 99])
-        driver = SimpleNamespace(sleep=BLOCKING.sleep)
+        driver = BLOCKING
 
         async def exchange(self, _commands):
             raise next(self.errors)
@@ -345,7 +358,9 @@ def clock(monkeypatch):
                 return [[b"1", b"0"]]
 
             start = self.now
-            transport = SimpleNamespace(driver=SimpleNamespace(sleep=sleep), exchange=exchange)
+            transport = SimpleNamespace(
+                driver=SimpleNamespace(sleep=sleep, complete=BLOCKING.complete), exchange=exchange
+            )
             with contextlib.suppress(RedisUnavailableError):
                 run_blocking(AnyClient(transport).run(commands.server_ms(), for_seconds=2.0))
             return began

@@ -25,6 +25,7 @@ from reliq.wire_format import (
         (None, Unset()),
         ("", Unset()),
         ("!", Unset(cancelled=True)),
+        ("purged!", Unset(cancelled=True)),
         ("nacked", Backoff()),
         ("suspect", Suspect(deaths=1)),
         ("suspect12", Suspect(deaths=12)),
@@ -75,13 +76,19 @@ def test_start_of_a_value_contains_its_due_time():
 
 def test_server_before_6_2_is_refused_and_a_hidden_version_accepted():
     for text in ("6.2", "6.2.14", "8.0.0-rc1", "", "unknown"):
-        ServerVersion.read({"redis_version": text}).check()
+        ServerVersion.check({"redis_version": text})
     with pytest.raises(ConfigurationError, match=r"^Redis must be 6.2 or newer, not 6.0.20$"):
-        ServerVersion.read({"redis_version": "6.0.20"}).check()
+        ServerVersion.check({"redis_version": "6.0.20"})
 
     valkey = {"redis_version": "7.2.4", "valkey_version": "9.0.1"}
     assert ServerVersion.read(valkey, "valkey").numbers == (9, 0, 1)
     assert [ServerVersion.read(valkey).is_before(version) for version in ((7, 2), (8, 0))] == [False, True]
+
+
+def test_dragonfly_is_refused_by_name():
+    said = r"^Dragonfly \(df-v1.40.1\) is not supported; use Redis 6.2 or newer, or Valkey$"
+    with pytest.raises(ConfigurationError, match=said):
+        ServerVersion.check({"redis_version": "7.4.0", "dragonfly_version": "df-v1.40.1"})
 
 
 def test_ten_failure_notes_are_read_newest_first():

@@ -57,7 +57,7 @@ def queues(url):
             eventually(lambda: admin.count("payments", "dead") == len(DEAD), "what fails has died")
             payments.publish_many([{"fails": False}, {"fails": False}])
             eventually(lambda: [one for one in admin.workers() if one.busy == 2], "a record says that two handlers run")
-            eventually(lambda: len(admin.crons()) == 2, "the periodic entries are there")
+            eventually(lambda: len(admin.crons()) == 2, "the periodic jobs are there")
             admin.pause_cron("payments", "quarterly-check", reason="we move", by="ada")
             assert admin.stacks([worker_of(url)], for_seconds=30)
         yield

@@ -77,7 +77,7 @@ def entry(client):
 
 @pytest.fixture
 def fail(url, admin):
-    """Let a worker run a failing handler until all messages of a queue are dead letters or wait for redelivery."""
+    """Run a failing handler until all messages of a queue are dead letters or wait for redelivery."""
 
     def work(queue, error, *, dead=0, backoff=0):
         consumer = Consumer(url)

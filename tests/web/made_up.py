@@ -46,7 +46,7 @@ def overview(*views, workers=()):
 
 
 def context(**fields):
-    """Return the data of every page, and `fields`."""
+    """Return template data that is enough for every page, extended by `fields`."""
     shared = {"url": url, "field": lambda _name: "", "route": "queues", "queue": "orders", "user": "ada"}
     shared |= {"may_write": True, "may_read_bodies": True}
     shared |= {"place": "redis://there/0", "now": NOW, "notice": "", "may_log_out": True, "show_bodies": False}

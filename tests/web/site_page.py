@@ -1,4 +1,4 @@
-"""Serve a page for tests, with browsers and programs that request it."""
+"""Serve the web pages to tests, which request them with clients that act as browsers or programs."""
 
 import asyncio
 import html
@@ -14,7 +14,7 @@ from reliq.web.serve import PageServer, listen
 TOKEN = "a token that nobody guesses"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 EVERYTHING = Access.WRITE | Access.BODIES
-#: Links of a page without the addresses of forms.
+#: Matches the links of a page, but not the addresses of its forms.
 FORMS = "pause|resume|set_limits|purge|cancel|reschedule|redrive|check|run_cron|ask_stacks|logout"
 LINK = rf'(?:href|src|action)="(?!#|[^"]*/(?:{FORMS}))([^"]+)"'
 

@@ -52,6 +52,7 @@ def test_every_address_checks_identity_rights_and_origin(orders, levels):
 def test_every_address_works_for_a_visitor_with_all_rights(orders, levels, alive, entry):
     alive("none")
     entry("daily")
+    orders.schedule("daily", every=3600, body={})
     client = levels.client(**OURS, X_Level="WRITE")
     statuses = {page.name: asked(client, page).status_code for page in PAGES}
 

@@ -2,17 +2,20 @@
 
 import pytest
 from site_page import EVERYTHING, site_of
+from transition import run_transition
 
 from reliq import Queue
+from reliq.lua.transitions import CallNumber
 from reliq.message import DEATH_REASONS
 from reliq.web import Access
 from reliq.web.application import PAGES
 from reliq.web.render import redacted
+from reliq.wire_format import encoded_checkpoint
 
-#: Secrets in a body, a header, and the text of an error.
-CANARIES = ("canary-body", "canary-header", "canary-error")
+#: Secrets in a body, a header, the text of an error, a checkpoint, and a report of progress.
+CANARIES = ("canary-body", "canary-header", "canary-error", "canary-cursor", "canary-note")
 STATES = ("pending", "ready", "unack", "dead")
-MESSAGES = ("dead", "failed", "pending", "ready")
+MESSAGES = ("dead", "failed", "running", "pending", "ready")
 
 
 @pytest.fixture
@@ -26,6 +29,9 @@ def told(url, fail, alive, entry):
     fail(queue, ValueError("canary-error"), dead=1)
     queue.publish(**carried, id="failed", retries=5)
     fail(queue, ValueError("canary-error"), dead=1, backoff=1)
+    queue.publish(**carried, id="running")
+    [claimed] = run_transition(queue, "claim", CallNumber("a", 1), limit=1, lease_ms=600_000).claimed
+    run_transition(queue, "checkpoint", [(claimed, 1, encoded_checkpoint(1, 0, "canary-cursor", "0.4 canary-note"))])
     queue.publish(**carried, id="pending", delay=3600)
     queue.publish(**carried, id="ready")
     return queue
@@ -74,6 +80,21 @@ def test_redacted_values_of_admin_have_no_contents_of_messages(told, admin):
 
     assert found_in(map(repr, values)) == set(CANARIES)
     assert found_in(map(repr, map(redacted, values))) == set()
+
+
+def test_page_of_a_message_has_its_progress_and_checkpoint(site, told):
+    page = site.program().get("/queues/orders/message?id=running&bodies=1").text
+
+    assert "<dt>progress</dt><dd>40.0% canary-note</dd>" in page
+    assert "<dt>checkpoint</dt>" in page
+    assert "<dt>progress</dt>" not in site.program().get("/queues/orders/message?id=ready&bodies=1").text
+
+
+def test_page_of_a_message_has_a_cost_other_than_1(site, orders):
+    orders.publish({}, id="large", cost=800)
+
+    assert "<dt>cost</dt><dd>800</dd>" in site.program().get("/queues/orders/message?id=large").text
+    assert "<dt>cost</dt>" not in site.program().get("/queues/orders/message?id=x").text
 
 
 def test_page_of_a_queue_has_the_place_of_an_error_without_its_text(site, told):

@@ -16,7 +16,7 @@ def cells(site):
 
 
 def test_every_periodic_job_has_a_row(orders, entry, site):
-    assert "There is no periodic entry" in site.program().get("/periodic").text
+    assert "There is no periodic job" in site.program().get("/periodic").text
     site.app.last.forget()
     entry("daily", missed=2, paused=3, overlap=4, ticked=1_795_000_000, id="cron.daily.1795000000")
     entry("hourly", schedule="every 3600")
@@ -36,7 +36,7 @@ def test_every_periodic_job_has_a_row(orders, entry, site):
         ({}, None),
         ({"seen": 1}, "no worker has it"),
         ({"last": 1_700_000_000}, "its tick is .* late"),
-        ({"schedule": "every <b>"}, "its schedule cannot be read here"),
+        ({"schedule": "every <b>"}, "this version of reliq cannot read its schedule"),
         ({"pause": '{"by":"bob","at":1.0,"reason":"<b>we move</b>"}'}, "paused: &lt;b&gt;we move&lt;/b&gt;"),
     ],
     ids=["well", "unserved", "late", "unreadable", "paused"],

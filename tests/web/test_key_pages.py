@@ -47,7 +47,7 @@ def test_limits_are_changed_and_an_empty_field_clears_one(tenants, site, admin, 
     assert (answer.status_code, answer.headers["location"]) == (303, "/queues/orders/keys?done=set_limits")
     limits = admin.limits("orders")
     assert (limits.per_key, limits.rate, limits.concurrency) == (2, "100/s", 9)
-    assert "set_limits orders per_key=2 rate='100/s'" in caplog.text
+    assert "set_limits orders per_key=2 rate=['100/s']" in caplog.text
     page = browser.get(answer.headers["location"]).text
     assert 'name="rate" value="100/s"' in page
     assert "the new limits hold within a second" in page
@@ -67,7 +67,7 @@ def test_key_is_listed_paused_found_and_resumed(tenants, site, admin, monkeypatc
     answer = browser.post("/queues/orders/pause_key", data={"key": "tenant-7", "for_": "10m"})
 
     assert answer.headers["location"] == "/queues/orders/keys?key=tenant-7&done=pause_key"
-    assert "asleep, " in browser.get(answer.headers["location"]).text
+    assert "throttled, " in browser.get(answer.headers["location"]).text
     assert admin.key("orders", "tenant-7").state == "asleep"
     browser.post("/queues/orders/resume_key", data={"key": "tenant-7"})
     assert admin.key("orders", "tenant-7").state == "in turn"

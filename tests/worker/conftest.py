@@ -24,7 +24,7 @@ from reliq.worker.upkeep import Scheduler
 
 #: Maximum wait for an event; a test continues as soon as the event arrives.
 PATIENCE_SECONDS = 30.0
-#: Longer than any test.
+#: Seconds; longer than any test.
 NEVER_SECONDS = 3600.0
 
 
@@ -123,7 +123,7 @@ def as_kind(request):
 
 @pytest.fixture(params=["raised", "returned"])
 def give(request):
-    """Give a handler's answer by raising or by returning it."""
+    """Raise or return an outcome, as a handler does."""
 
     def make(answer):
         if request.param == "raised":
@@ -225,13 +225,13 @@ def ran(client):
 
 @pytest.fixture
 def caller(url, recorder):
-    """A client for single calls, such as the parts of a worker use."""
+    """A client for single calls, like the client that the parts of a worker use."""
     return Client(Connection.to(url).wire(WORKER_TIMEOUT_SECONDS), [recorder])
 
 
 @pytest.fixture
 def inflight_of(consumer):
-    """Make the inflight list of a process of a consumer, by default the test's: its slots without threads."""
+    """Make the list of in-flight messages of a worker process, without the threads of its slots."""
     return lambda concurrency=1, consumer=consumer: Inflight(consumer.handlers, concurrency)
 
 
@@ -248,7 +248,7 @@ def new_deliveries(consumer):
 
 @pytest.fixture
 def fetcher_of(caller, inflight_of):
-    """Make a fetcher with its parts and the deliveries that it submits; the test runs each of its rounds."""
+    """Make a fetcher without a thread, and the list of deliveries that it submits; the test runs each of its rounds."""
 
     fetchers = []
 
@@ -323,7 +323,7 @@ def own_consumer(own_server, recorder):
 
 
 class Meter:
-    """Counts the handlers that run at once, now and at most."""
+    """Counts the handlers that run at once: now, and the maximum so far."""
 
     def __init__(self):
         self.most = self.now = 0

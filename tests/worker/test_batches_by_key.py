@@ -81,7 +81,7 @@ def test_no_more_keys_are_claimed_than_there_are_slots(make_queue, start, record
 def test_a_batch_by_key_is_refused_where_it_makes_no_sense(consumer, make_queue, url):
     refused = {
         "give batch too": (make_queue(), {}),
-        "never has 2; give batch=1": (make_queue(ordered=True), {"batch": 2}),
+        "never has 2 messages; give batch=1": (make_queue(ordered=True), {"batch": 2}),
         "at most 3 messages of a key at once": (make_queue(per_key=3), {"batch": 4}),
         "in the layout .* has none": (Queue("q", str, layout=Layout.hdt3213(), url=url), {"batch": 2}),
         "of several shards has none": (make_queue(shards=4), {"batch": 2}),

@@ -70,8 +70,13 @@ def test_the_first_failure_and_the_last_have_tracebacks(queue, consumer, start, 
     hint = "(text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
     hints = [one.getMessage().endswith(hint) for one in (first, second, last)]
     assert hints == [not error_text, False, not error_text]
-    assert re.match(r"\S+ m attempt 1 of 3 failed after \d\.\d{3} s, again in 10ms: ValueError", first.getMessage())
-    assert re.match(r"\S+ m attempt 3 of 3 failed after \d\.\d{3} s, now a dead letter: ValueErr", last.getMessage())
+    assert re.match(
+        r"queue \S+: message m: attempt 1 of 3 failed after \d\.\d{3} s, retrying in 10ms: ValueError",
+        first.getMessage(),
+    )
+    assert re.match(
+        r"queue \S+: message m: attempt 3 of 3 failed after \d\.\d{3} s, now a dead letter: ValueErr", last.getMessage()
+    )
     [letter] = queue.dead_letters()
     places = [f"test_failures_seen.py:{one.__code__.co_firstlineno + at}" for one, at in ((charge, 4), (look_up, 1))]
     assert letter.error == f"ValueError: no such {SECRET} (at {places[0]}, from KeyError at {places[1]})"
@@ -211,7 +216,9 @@ def test_a_hook_hears_of_a_thread_that_overran_and_where_it_stands(queue, consum
     assert "in pass_through" in traceback_of(error, with_text=False)
     [record] = records()
     assert record.reliq["outcome"] == "timeout"
-    assert re.search(r"m attempt 1 of \d+ exceeded its timeout after \S+ s, again when its l", record.getMessage())
+    assert re.search(
+        r"message m: attempt 1 of \d+ exceeded its timeout after \S+ s, retrying when its l", record.getMessage()
+    )
 
 
 def test_an_answer_is_an_exception_that_shows_its_arguments_and_can_be_pickled():

@@ -9,7 +9,7 @@ import redis
 from tenacity import wait_fixed
 from waiting import eventually
 
-from reliq import Queue
+from reliq import ConfigurationError, Queue
 from reliq.errors import RedisUnavailableError
 from reliq.events import Acked, Handled, LeaseLost, RedisUnavailable, Started
 from reliq.logs import LogObserver
@@ -46,6 +46,35 @@ def test_work_goes_on_when_redis_was_killed_and_started_again(own_server, own_qu
     assert (counts.alive, counts.missing) == (0, 0)
 
 
+def test_start_returns_while_redis_is_away_and_the_worker_follows(own_server, own_queue, own_consumer, recorder):
+    own_consumer.handler(own_queue)(lambda body: None)
+    own_queue.publish("x")
+    own_server.kill()
+
+    own_consumer.start()
+    with pytest.raises(ConfigurationError, match="has been started"):
+        own_consumer.start()
+    recorder.wait_for(RedisUnavailable, part="start")
+    own_server.start()
+
+    recorder.wait_for(Acked)
+
+
+def test_stop_ends_a_start_that_waits_for_redis(own_server, own_consumer, recorder, threads_since):
+    own_consumer.handler("q")(lambda body: None)
+    own_server.kill()
+    before = threads_since()
+    own_consumer.start()
+    recorder.wait_for(RedisUnavailable, part="start")
+
+    assert own_consumer.stop()
+
+    assert not threads_since(before)
+    own_server.start()
+    own_consumer.start()  # again
+    assert own_consumer.stats() is not None
+
+
 #: Error code -> how to make the server refuse, and accept again.
 REFUSALS = {
     "READONLY": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
@@ -75,7 +104,7 @@ def test_a_worker_whose_claims_are_all_refused_is_not_ready(own_server, own_cons
         admin.execute_command(*shlex.split(accept))
     eventually(lambda: unready() == "", "it is ready again")
 
-    assert told.count(f"q: its server refuses: {code}, trying again") == 1
+    assert told.count(f"queue q: its Redis refuses: {code}; retrying until it is back") == 1
     assert "is back after" not in told
     Queue("q", url=own_server.url).publish({})
     recorder.wait_for(Acked)

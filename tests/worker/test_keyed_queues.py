@@ -50,13 +50,24 @@ def test_a_queue_with_keys_is_claimed_into_free_slots_alone_and_its_poll_takes_n
 
 def test_a_claim_whose_answer_was_lost_is_made_again_as_it_was(acking):
     claims = QueueClaims(acking.handlers[0])
-    claims.must_poll = False
+    claims.must_only_poll = False
     first = claims.claim(ROOM, "")
 
     again = claims.claim(ROOM._replace(slots=1, ahead=3), "")
 
     assert first.args[:5] == again.args[:5]
     assert first.args[-2] == again.args[-2] == 2
+
+
+def test_any_claim_may_begin_with_retry_and_a_quarter_does(acking):
+    """If a limit allows only the first message of every second claim, no rhythm keeps the messages of a list waiting."""
+    claims = QueueClaims(acking.handlers[0])
+    at = claims.claim(ROOM, "").script.args.index("first")
+
+    firsts = [claims.claim(ROOM, "").args[at] for _ in range(1000)]
+
+    assert all("retry" in firsts[phase::4] for phase in range(4))
+    assert 150 < firsts.count("retry") < 350
 
 
 def test_keys_of_an_ordered_queue_are_worked_in_order_and_beside_each_other(make_queue, workers, recorder):
@@ -157,7 +168,7 @@ def test_limits_that_redis_has_lost_are_written_again(quick_beats, make_queue, w
 def test_a_queue_of_several_shards_that_declares_limits_is_not_worked(serve, spread, start):
     spread(serve(ordered=True), 4)
 
-    with pytest.raises(ConfigurationError, match="'q' has 4 shards, and limits hold for a queue of one"):
+    with pytest.raises(ConfigurationError, match="'q' has 4 shards, but limits need a single shard"):
         start()
 
 

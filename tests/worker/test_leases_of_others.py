@@ -1,6 +1,5 @@
 """The supervisor finds the messages of a dead process in Redis when the process left no report."""
 
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from reliq.supervisor.child import RESTART_SECONDS, SLOWEST_RESTART_SECONDS, Chi
 from reliq.supervisor.main import _report_unfinished
 from reliq.supervisor.recovery import FREE_RELEASES, Recovery
 from reliq.supervisor.status import ProcessStatus, ProcessStatusView
-from reliq.worker.health import Pulse
 
 LANE = "lane-of-another"
 
@@ -28,33 +26,33 @@ def recovery(acking):
     return Recovery(acking, concurrency=1)
 
 
-def give_back(consumer, tmp_path, *held):
+def give_back(consumer, *held):
     """Let a supervisor return the messages in the report of a process: queue, nonce and retries left of each."""
-    child = Child(0, tmp_path, Pulse(), consumer.handlers)
+    child = Child(ProcessStatusView([], 1), consumer.handlers)
     fields = ("queue", "nonce", "left")
     rows = [dict(zip(fields, one, strict=True)) | {"id": "x", "shard": 0} for one in held]
     if rows:
-        child.report.write_text(json.dumps(rows))
+        ProcessStatus(child.board.descriptor, consumer, [], 1).report(rows)
     Recovery(consumer, concurrency=2).give_back(child, 1)
 
 
-def test_a_report_that_cannot_be_settled_keeps_no_other_queue_from_its_messages(acking, queue, tmp_path, caplog):
+def test_a_report_that_cannot_be_settled_keeps_no_other_queue_from_its_messages(acking, queue, caplog):
     acking.handler("bad")(lambda body: None)
     queue.publish("x", id="x")
     held = claim(queue)
 
-    give_back(acking, tmp_path, ("bad", None, 1), ("q", held.nonce, held.left))
+    give_back(acking, ("bad", None, 1), ("q", held.nonce, held.left))
 
     assert "queue bad: could not renew or return messages" in caplog.text
     assert queue.counts().ready == 1
 
 
-def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_server, own_consumer, tmp_path, caplog):
+def test_a_redis_that_is_away_is_waited_for_once_and_not_for_each_queue(own_server, own_consumer, caplog):
     for name in "abc":
         own_consumer.handler(name)(lambda body: None)
     own_server.stop()
 
-    give_back(own_consumer, tmp_path, *((name, "n.1:9", 1) for name in "abc"))
+    give_back(own_consumer, *((name, "n.1:9", 1) for name in "abc"))
 
     (told,) = [one.getMessage() for one in caplog.records if "could not renew or return" in one.getMessage()]
     assert told.startswith("queue a, b, c: ")
@@ -87,12 +85,11 @@ def test_messages_of_keys_go_back_to_the_heads_of_their_key_queues(recovery, que
 
 
 @pytest.fixture
-def held(consumer, queue, tmp_path):
+def held(consumer, queue):
     """A child process of one slot that holds one message before its start, and the process's status page."""
     consumer.handler(queue, lease=10)(lambda body: None)
-    child = Child(0, tmp_path, Pulse(), consumer.handlers)
-    child.board = ProcessStatusView(tmp_path / "board", ["q"], 1)
-    board = ProcessStatus(tmp_path / "board", consumer, consumer.handlers, 1)
+    child = Child(ProcessStatusView(["q"], 1), consumer.handlers)
+    board = ProcessStatus(child.board.descriptor, consumer, consumer.handlers, 1)
     board._lanes["q"] = LANE
     board._note_lanes()
     board.look()
@@ -106,13 +103,13 @@ def claim(queue, number=1):
     return claimed
 
 
-def test_the_token_and_the_watch_of_a_killed_process_go_to_others(acking, queue, tmp_path, client):
+def test_the_token_and_the_watch_of_a_killed_process_go_to_others(acking, queue, client):
     shards = [queue.keys.of_shard(shard) for shard in range(4)]
     client.set(queue.keys.map, ShardMap(1, 4, 4).text)
     for keys in shards:
         client.set(keys.watch, "the dead one", px=2000)
 
-    give_back(acking, tmp_path)
+    give_back(acking)
 
     assert not client.exists(*(keys.watch for keys in shards))
     assert [client.llen(keys.wake) for keys in shards] == [1] * 4
@@ -171,21 +168,21 @@ def test_a_message_of_a_dead_process_comes_back_at_once_and_later_by_its_lease(h
     assert queue.counts().totals.get("released", 0) == 0
 
 
-def test_the_board_counts_for_a_process_that_has_not_stopped(held, consumer, start, queue, tmp_path):
-    child, _ = held
+def test_the_board_counts_for_a_process_that_has_not_stopped(held, consumer, start, queue):
+    child, board = held
     start()
-    _report_unfinished(consumer, child.report)
+    _report_unfinished(consumer, board)
 
     Recovery(consumer, concurrency=1).give_back(child, 1)
 
-    assert not child.report.exists()
+    assert not child.board.report
     assert queue.counts().totals["released"] == 1
 
 
 def test_time_in_which_the_supervisor_stood_still_counts_for_no_timeout(held, consumer):
     child, board = held
     board.begins(begun(consumer.handlers[0], "x"))
-    (row,) = child.rows()
+    (row,) = child.board.rows()
     child.hear(row.timeout_at)
     child.hear(row.timeout_at + 1000)
     assert not child.is_half_lease_over(child.overran(row.timeout_at + 1000))
@@ -196,9 +193,9 @@ def test_time_in_which_the_supervisor_stood_still_counts_for_no_timeout(held, co
     assert child.is_half_lease_over(child.overran(row.timeout_at + 1005))
 
 
-def test_a_process_that_ends_at_its_start_is_started_ever_later(tmp_path):
+def test_a_process_that_ends_at_its_start_is_started_ever_later():
     for returncode, crashes in ((1, 4), (-signal.SIGSEGV, 4), (-signal.SIGKILL, 0)):
-        child = Child(0, tmp_path, Pulse(), [])
+        child = Child(ProcessStatusView([], 1), [])
         for _ in range(4):
             child.note_end(returncode)
 

@@ -118,7 +118,7 @@ def test_a_bad_entry_is_refused_when_it_is_written(entry, make_queue):
         ({"expression": "0 6 * *"}, "five fields"),
         ({"tz": "Mars"}, "tz must be the name of a time zone, such as 'Europe/Berlin', not 'Mars'"),
         ({"name": "a b"}, "name must be 1 to 100 of A-Z a-z 0-9 _ . - , not 'a b'"),
-        ({"queue": "q"}, "queue of periodic entry 'e' must be a Queue, not str"),
+        ({"queue": "q"}, "queue of periodic job 'e' must be a Queue, not str"),
         ({"catch_up": "some"}, "catch_up must be one of skip, latest, all, not 'some'"),
         ({"overlap": True}, "overlap must be one of allow, skip, not 'True'"),
         ({"jitter": -1}, "jitter must be 0 to 86400 seconds, not -1"),
@@ -133,9 +133,9 @@ def test_a_bad_entry_is_refused_when_it_is_written(entry, make_queue):
             Consumer().cron("0 6 * * *", queue=Q, name="e")(function)
 
     consumer = entry()
-    with pytest.raises(ConfigurationError, match="two periodic entries are called 'e'; give one of them another name="):
+    with pytest.raises(ConfigurationError, match="two periodic jobs are called 'e'; give one of them another name="):
         consumer.every(5, queue=Queue("other"), body={}, name="e")
-    with pytest.raises(ConfigurationError, match="two periodic entries are called 'e'"):
+    with pytest.raises(ConfigurationError, match="two periodic jobs are called 'e'"):
         Consumer().include(entry()).include(consumer)
     consumer.handler(make_queue("a"))(lambda body: None)
     consumer.every(5, queue=Queue("b", str, url="redis://127.0.0.1:1"), body="", name="b")
@@ -315,7 +315,7 @@ def test_a_body_that_fails_holds_up_its_own_entry_alone_and_its_tick_waits(entry
         if failures < 3:
             assert ids() == [f"cron.sound.{SIX + HOUR}"]
             one._failures["e"] = (failures, 0.0)  # the backoff is over
-    assert "the body function of periodic entry 'e' failed (attempt 1); its tick waits" in caplog.text
+    assert "the body function of periodic job 'e' failed (attempt 1); its tick waits" in caplog.text
     assert "no rate for today" in caplog.text
     assert "BodyError" in caplog.text
 

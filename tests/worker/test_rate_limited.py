@@ -33,7 +33,7 @@ def test_a_rate_limited_key_sleeps_alone(make_queue, consumer, work_until, recor
     work_until(Acked, 4)
     (told,) = recorder.of(Throttled)
     assert (told.keys, told.seconds) == (("a",), SLEEP_SECONDS)
-    assert "q: rate limited, for 0.3 s: key a" in caplog.messages
+    assert "queue q: a handler reported a rate limit; throttled for 0.3 s: key a" in caplog.messages
     assert [body for body, *_ in seen if body[0] == "a"] == ["a0", "a0", "a1"]  # it is the next message again
     first, again = [row for row in seen if row[0] == "a0"]
     assert first[1:3] == again[1:3] == (1, 5)

@@ -37,7 +37,7 @@ def test_a_worker_that_may_not_log_in_ends_with_78_and_one_line(url, tmp_path):
         worker.close()
 
     assert len(worker.lines) == 1, worker.lines
-    assert "Redis lets nobody in by this user, password or database" in worker.lines[0]
+    assert "Redis refused this user, password or database" in worker.lines[0]
     assert "wrong@" not in worker.lines[0]
 
 
@@ -59,7 +59,7 @@ def test_worker_whose_password_is_rotated_logs_few_of_many_refused_logins(own_se
         consumer.stop()
 
     lines = Counter(one.getMessage() for one in told if one.name.startswith("reliq"))
-    assert any("the fetcher failed; retrying: Redis lets nobody in" in line for line in lines)
+    assert any("the fetcher failed; retrying: Redis refused this user" in line for line in lines)
     assert max(lines.values()) <= tries.bit_length()
     assert len(lines) <= 6, "one for each part"
     assert not any(one.exc_info for one in told)

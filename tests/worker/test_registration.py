@@ -40,8 +40,8 @@ def test_a_function_of_another_signature_is_refused():
         (takes_nothing, "takes_nothing must take a body and optionally a job; it takes nothing"),
         (needs_a_keyword, "it takes body, database"),
         (takes_a_wrong_second, "annotate 'count' as Job"),
-        (takes_a_job_first, "the first parameter is the body, the second the Job; 'job' comes first"),
-        (yields, "must return its answer, not yield"),
+        (takes_a_job_first, "the first parameter must be the body and the second the Job, but 'job' comes first"),
+        (yields, "must return its result, not yield it"),
         ("text", "must be a function, not a str"),
         (dict, "signature"),
     ):
@@ -96,7 +96,7 @@ def test_a_handler_without_a_queue_of_its_own_or_with_a_bad_setting_is_refused()
         ConfigurationError, match=r"handler takes_a_body has no queue; write @consumer.handler\(QUEUE\)"
     ):
         consumer.handler(takes_a_body)
-    with pytest.raises(ConfigurationError, match="takes a Queue or the name of one, not int"):
+    with pytest.raises(ConfigurationError, match="takes a Queue or the name of a queue, not int"):
         consumer.handler(5)
     for options, complaint in (
         ({"lease": 0.01}, "lease must be 0.05 to 86400 seconds, not 0.01"),
@@ -251,7 +251,7 @@ async def coroutine(job): ...
 
 def test_a_lifespan_middleware_or_hook_that_cannot_be_called_is_refused():
     for lifespan, complaint in (
-        (life(), r"lifespan must be the function, not what it returned: name it without \(\)"),
+        (life(), r"lifespan must be the function, not its result: write it without \(\)"),
         (generator, "lifespan generator must be decorated with @contextmanager of contextlib"),
         (agenerator, "lifespan agenerator must be decorated with @asynccontextmanager"),
         (life_of_two, r"lifespan life_of_two must take \(\); it takes \(first, second\)"),

@@ -132,7 +132,7 @@ def test_a_batch_with_another_number_of_answers_or_none_is_not_acked(queue, cons
 
     work_until(Nacked, 4)
 
-    assert "a list of answers must be as long as the batch, 1, not 2" in caplog.text
+    assert "a batch handler must return an answer for each message, 1, not 2" in caplog.text
     assert all(event.error.startswith("ConfigurationError: a") for event in recorder.of(Handled))
     assert recorder.of(Acked) == []
 

@@ -154,11 +154,11 @@ def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_alone(queue, client
     assert client.smembers(queue.keys.garbage) == {b"250", b"251", b"252", b"253"}
     assert (
         FailureNote.parse(client.hget(queue.keys.errors, "250")).text
-        == "the answer of the handler could not be sent to Redis"
+        == "the result of the handler could not be sent to Redis"
     )
     totals = queue.counts().totals
     assert (totals["acked"], totals["nacked"]) == (300, 296 + 4)
-    assert "the answer of the handler cannot be sent to Redis" in caplog.text
+    assert "the answer of its handler cannot be sent to Redis" in caplog.text
 
 
 def test_a_message_that_no_call_can_name_is_left_to_its_lease(queue, deliveries, settler):

@@ -77,7 +77,7 @@ def test_a_queue_with_all_slots_is_logged_once(serve, make_queue, consumer, star
 
     (line,) = caplog.messages
     assert line.startswith(
-        "all 3 slots have been held for 0 s, 3 of them by queue hanging, while messages wait in waiting: "
+        "worker: all 3 slots have been held for 0 s, 3 of them by queue hanging, while messages wait in waiting: "
     )
 
 

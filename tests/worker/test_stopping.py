@@ -29,12 +29,15 @@ def test_a_stop_lets_handlers_finish_and_logs_how_many_run(queue, consumer, hold
     assert told[0] == (1, 7.0)
     assert [running for running, _ in told] == [1] * len(told)
     assert [left for _, left in told] == sorted({left for _, left in told}, reverse=True)
-    assert caplog.messages[:2] == ["ready: working on q", "stopping: 1 handler running, 7 s left"]
+    assert caplog.messages[:2] == [
+        "worker: ready; working on q",
+        "worker: stopping; waiting up to 7 s for 1 handler to finish",
+    ]
 
     caplog.clear()
     consumer.start()
     consumer.stop()
-    assert caplog.messages == ["ready: working on q", "stopping: no handlers running"]
+    assert caplog.messages == ["worker: ready; working on q", "worker: stopping; no handler runs"]
 
 
 def test_prefetched_messages_go_back_unspent_and_in_order(queue, consumer, gate, recorder, client):

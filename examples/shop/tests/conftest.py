@@ -1,4 +1,4 @@
-"""Each test has a Redis and a database of its own, and a mail server that notes what it gets."""
+"""Fixtures: each test has its own Redis, its own database, and a mail server that records mails."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -28,13 +28,18 @@ def database(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def shop(database: str) -> TestClient:  # noqa: ARG001  its requests need it
-    """Return what makes requests to the shop."""
+    """Return a client that sends requests to the shop."""
     return TestClient(app)  # without its lifespan, which opens another database
 
 
 @pytest.fixture
 def mails() -> Iterator[SimpleNamespace]:
-    """Return a mail server: `server` for a worker, `inbox` of what came, and `answers` that it gives before 200."""
+    """
+    Return a mail server.
+
+    `server` is a client of it, for handlers. `inbox` has the received mails. `answers` are the status codes to answer first;
+    after them, the server answers 200.
+    """
     inbox: list[Any] = []
     answers: list[int] = []
 
@@ -50,5 +55,5 @@ def mails() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def work(reliq: Reliq, database: str, mails: SimpleNamespace) -> Callable[..., DrainResult]:
-    """Return what works everything off: the outbox to Redis, and the queues."""
+    """Return a function that moves the outbox to Redis and runs all due messages."""
     return lambda **how: reliq.drain(consumer, outbox=Relay(database), state=mails.server, **how)

@@ -1,4 +1,4 @@
-"""The shop, tested with reliq's testing kit."""
+"""Test the shop with reliq's test kit."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,7 +24,7 @@ def placed(shop: TestClient, email: str = "a@b.example", cents: int = 4200) -> i
 
 
 def state(shop: TestClient, number: int) -> str:
-    """Return how an order stands."""
+    """Return the state of an order."""
     return str(shop.get(f"/orders/{number}").json()["state"])
 
 
@@ -66,7 +66,7 @@ def test_a_paid_order_is_not_closed_and_its_job_is_gone(shop: TestClient, reliq:
 
 
 def test_a_job_that_could_not_be_cancelled_finds_the_order_paid(shop: TestClient, reliq: Reliq, work: Work) -> None:
-    number = placed(shop)  # its job is in the outbox still, where no cancel finds it
+    number = placed(shop)  # its job is still in the outbox, so it cannot be cancelled
     shop.post(f"/orders/{number}/payment").raise_for_status()
 
     work()
@@ -100,7 +100,7 @@ def test_the_boss_is_told_of_the_day_before(shop: TestClient, reliq: Reliq, work
     shop.post(f"/orders/{placed(shop, cents=250)}/payment").raise_for_status()
     work()
 
-    for _ in range(2):  # two mornings: the first may be of the day before
+    for _ in range(2):  # two mornings, because the first report can be about the day before the orders
         reliq.travel(timedelta(days=1))
         work()
 

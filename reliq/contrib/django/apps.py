@@ -3,8 +3,8 @@
 from django.apps import AppConfig
 
 
-class ReliqConfig(AppConfig):  # type: ignore[misc]  # Django has no types
-    """Adds the tables of the outbox and the inbox to a Django project."""
+class ReliqConfig(AppConfig):  # type: ignore[misc]  # Django has no type hints
+    """The app configuration, which adds the outbox and inbox tables to a Django project."""
 
     name = "reliq.contrib.django"
     label = "reliq"

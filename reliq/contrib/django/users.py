@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 class _Copy(dict[str, Any]):
-    """A copy of the session data. It is not saved, so a request to a page never changes the session."""
+    """A copy of the session data that is never saved, so that reliq's pages never change the session."""
 
     def flush(self) -> None:
-        """Drop the data, as Django does if the user has changed the password since the login."""
+        """Drop the data; Django calls this if the password has changed since the login."""
         self.clear()
 
     def cycle_key(self) -> None:
-        """Do nothing; the next Django view changes the key of a session signed with an old secret."""
+        """Do nothing. Django would change the session key here; the next Django view does so instead."""
 
 
 async def user_of(request: Request) -> Any:
     """
     Return the Django user of a request, like `request.user` in a view.
 
-    Call it in the function that you pass to `reliq.web.app` to find the user. It reads session and user from the
-    database at each request, in a thread like synchronous Django views.
+    Call this function in the `access` function that you pass to `reliq.web.app`. Each call reads the session and the
+    user from the database, in the thread of synchronous Django views.
 
     Args:
         request: the Starlette request.
 
     Returns:
-        The user, or an `AnonymousUser` without a login.
+        The user; `AnonymousUser` if the user is not logged in.
     """
     async with ThreadSensitiveContext():
         return await sync_to_async(_user)(request.cookies.get(conf.settings.SESSION_COOKIE_NAME))
@@ -45,7 +45,7 @@ async def user_of(request: Request) -> Any:
 def _user(session_key: str | None) -> Any:
     from django.contrib.auth import get_user  # noqa: PLC0415  it needs the settings
 
-    close_old_connections()  # as Django does around each request
+    close_old_connections()  # as Django does before and after each request
     try:
         store = import_module(conf.settings.SESSION_ENGINE).SessionStore(session_key)
         return get_user(SimpleNamespace(session=_Copy(store.load() if session_key else {})))

@@ -12,6 +12,7 @@ from tests.harness.chaos.report import report
 from tests.harness.chaos.run import run
 from tests.harness.chaos.schedule import schedule
 from tests.harness.chaos.teller import tell
+from tests.messages import messages
 
 #: Messages a second; low in a quick run, which shares its machine with other tests.
 QUICK_RATE, LONG_RATE = 240.0, 480.0
@@ -33,7 +34,7 @@ def options() -> argparse.Namespace:
     ):
         kind.add_argument(f"--{name}", action="store_const", dest="kind", const=name, default="server", help=help)
     parser.add_argument("--shards", type=int, default=16, help="with --cluster: how many one of its queues gets")
-    parser.add_argument("--folder", type=Path, help="keep histories, schedule and report there")
+    parser.add_argument("--folder", type=Path, help="keep histories, schedule, report and log messages there")
     parser.add_argument("--again", type=Path, help="judge the histories in this folder, and run nothing")
     given = parser.parse_args()
     given.seconds = given.minutes * 60 if given.minutes else given.seconds
@@ -58,12 +59,13 @@ def main() -> int:
 
 
 def judge(folder: Path) -> int:
-    """Check the histories in `folder`; write and print the report, and return the exit code."""
+    """Check the histories in `folder`; write the report and the log messages, and return the exit code."""
     events = history.read(folder)
     story = tell(events)
     violations = check(story)
     page = report(story, violations, len(events))
     (folder / "report.md").write_text(page)
+    (folder / "messages.md").write_text(messages(folder))
     print(page)
     return 1 if any(violations.values()) else 0
 

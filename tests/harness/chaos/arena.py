@@ -20,7 +20,7 @@ STOP_SECONDS = 20.0
 
 
 class Member:
-    """A numbered position for a process; the holder of its lock may end the process and start the next."""
+    """A numbered position in which processes run one after another. Hold its lock to end the process and start the next."""
 
     def __init__(self, arena: "Arena", role: str, number: int, arguments: tuple[object, ...]) -> None:
         self.lock = threading.Lock()
@@ -30,7 +30,7 @@ class Member:
         self.start()
 
     def start(self) -> None:
-        """Start the next process in this place."""
+        """Start the next process in this position."""
         self._who = f"{self._role}-{self._number}.{self._times}"
         self._times += 1
         self._history = self._arena.folder / f"{self._who}.jsonl"

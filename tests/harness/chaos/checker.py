@@ -1,8 +1,8 @@
 """
 The checks of a run, each a pure function of its story.
 
-A check yields the messages that violate it, as text. The fault schedule excuses nothing:
-a second delivery is excused only by an event that its first holder recorded itself.
+A check yields a text for each message that violates it. The schedule of faults excuses nothing: a second delivery is allowed
+only if the process with the first delivery recorded a reason itself.
 """
 
 from collections import Counter, defaultdict
@@ -12,13 +12,14 @@ from math import inf
 
 from tests.harness.chaos.scan import balance
 from tests.harness.chaos.story import MACHINE, Delivery, Message, Story
+from tests.harness.chaos.workload import KEEP_SECONDS
 
 #: Redis keeps whole ms.
 TICK_SECONDS = 0.001
 
 
 def check(story: Story) -> dict[str, list[str]]:
-    """Return the violations of each check; a run without a drain skips the checks that need one."""
+    """Return the violations of each check. If the run did not process all messages, skip the checks that need this."""
     counts = ALWAYS if any(not_drained(story)) else ALWAYS + AFTER_THE_DRAIN
     return {name(count): list(count(story)) for count in counts}
 
@@ -68,7 +69,7 @@ def leased_while_held(story: Story) -> Iterator[str]:
 
 
 def _still_held(story: Story, message: Message, one: Delivery, other: Delivery, spare: float) -> bool:
-    """Return whether `one`, if claimed first, surely held the message when `other` was claimed."""
+    """Return whether delivery `one` still owned the message when `other` was claimed."""
     granted = [at for at, told in one.grants if at < other.claimed and not story.may_be_undone(message, at, told)]
     if not granted or other.claimed >= max(granted) + one.lease - spare:
         return False
@@ -114,7 +115,7 @@ def stale_accepted(story: Story) -> Iterator[str]:
 
 
 def attempts(story: Story) -> Iterator[str]:
-    """More deliveries than 1 + retries + deliveries that were returned unspent."""
+    """Messages with more deliveries than 1 + retries, not counting deliveries that spent no retry."""
     (begun,) = story.facts("begun")
     for message in story.messages.values():
         most = 1 + begun["retries"][message.queue]
@@ -133,7 +134,7 @@ def invariants(story: Story) -> Iterator[str]:
 
 
 def over_the_limit(story: Story) -> Iterator[str]:
-    """Keys with more concurrent messages than their limit, counting certain leases only."""
+    """Keys with more concurrent messages than their limit; leases that may have ended do not count."""
     (begun,) = story.facts("begun")
     spare = slack(story)
     by_key = defaultdict(list)
@@ -148,6 +149,21 @@ def over_the_limit(story: Story) -> Iterator[str]:
         most = max(accumulate(step for _, step in sorted(changes)))
         if most > begun["per_key"][queue]:
             yield f"{queue}: {most} of {key} at once"
+
+
+def over_the_rate(story: Story) -> Iterator[str]:
+    """Starts that cost more than their rate by cost allows in any window, even if the window had its longest time."""
+    (begun,) = story.facts("begun")
+    spare = slack(story)
+    for queue, (rate, burst) in begun["costs"].items():
+        messages = (m for m in story.messages.values() if m.queue == queue)
+        starts = sorted((one.since, one.claimed, m.cost, m.name) for m in messages for one in m.starts)
+        paid, end, least = 0, 0.0, inf
+        for since, claimed, cost, name_ in starts:
+            least = min(least, paid - rate * since)
+            paid, end = paid + cost, max(end, claimed)
+            if (over := paid - rate * (end + spare) - least - burst) > 0:
+                yield f"{queue}: {over:.0f} too much with {name_}"
 
 
 def out_of_order(story: Story) -> Iterator[str]:
@@ -169,8 +185,15 @@ def out_of_order(story: Story) -> Iterator[str]:
                 yield f"{message.name} of {message.key}"
 
 
+def skipped(story: Story) -> Iterator[str]:
+    """Items of acked long jobs that no delivery has done: a cursor was ahead of the work."""
+    for message in story.messages.values():
+        if message.is_done and (missing := set(range(message.walk)).difference(message.walked)):
+            yield f"{message.name}: {sorted(missing)}"
+
+
 def not_drained(story: Story) -> Iterator[str]:
-    """Messages that were not processed in time: a stuck message is as bad as a lost message."""
+    """Messages that were not processed in time."""
     ended = [set(end["places"]) for end in story.facts("ended")]
     if not story.notes["drained"]:
         yield "something was still alive at the end"
@@ -216,8 +239,22 @@ def conservation(story: Story) -> Iterator[str]:
                 yield f"{queue}: {totals[kind]} {kind}, between {least} and {most} written down"
 
 
+def unstored(story: Story) -> Iterator[str]:
+    """
+    Acked messages without a result: the script that acks a message also stores its result.
+
+    Only late acks bring no result. They are accepted after a failover has undone the consumer's own ack.
+    """
+    for final in story.facts("final"):
+        acked = final["totals"].get("acked", 0) if final["queue"] in KEEP_SECONDS else 0
+        settlings = (s for m in story.messages.values() if m.queue == final["queue"] for s in m.settlings)
+        late = sum(s.late and s.verb == "acked" and s.result == "ok" for s in settlings)
+        if not acked - late <= final["results"] + final["totals"].get("results_dropped", 0) <= acked:
+            yield f"{final['queue']}: {final['results']} results, {acked} acked"
+
+
 def _bounds(story: Story, messages: list[Message]) -> Iterator[tuple[str, int, int]]:
-    """Yield the minimum and maximum number of each kind of event."""
+    """Yield the minimum and maximum number of events of each kind that the histories allow."""
     known = [m for m in messages if m.outcome == "ok"]
     published = sum(not story.may_be_undone(m, m.asked, m.told) for m in known)
     yield "published", published, len(known) + sum(m.outcome == "unknown" for m in messages)
@@ -228,9 +265,9 @@ def _bounds(story: Story, messages: list[Message]) -> Iterator[tuple[str, int, i
 
 ALWAYS = (
     *(unexpected, duplicated, after_ack, leased_while_held, overlapping, after_cancel, early, stale_accepted),
-    *(attempts, invariants, over_the_limit, out_of_order, not_drained),
+    *(attempts, invariants, over_the_limit, over_the_rate, out_of_order, skipped, not_drained),
 )
-AFTER_THE_DRAIN = (lost, leaks, conservation)
+AFTER_THE_DRAIN = (lost, leaks, conservation, unstored)
 
 # ---- helpers ---------------------------------------------------------------
 
@@ -251,7 +288,7 @@ def why_again(story: Story, message: Message, one: Delivery, until: float) -> st
 
 
 def _without_reason(story: Story) -> Iterator[tuple[Message, Delivery, Delivery]]:
-    """Yield each start after an earlier start without a reason."""
+    """Yield each second start of a message for which the histories contain no reason."""
     for message in story.messages.values():
         for one, other in pairwise(message.starts):
             if not why_again(story, message, one, other.claimed):
@@ -265,7 +302,7 @@ def _may_be_undone(story: Story, message: Message, one: Delivery) -> bool:
 
 
 def _acks(story: Story, message: Message) -> Iterator[float]:
-    """Yield the reply time of each ack that no failover may have undone."""
+    """Yield the reply time of each ack, without acks that a failover may have undone."""
     for one in message.settlings:
         if one.verb == "acked" and one.result == "ok" and not story.may_be_undone(message, one.asked, one.ended):
             yield one.ended

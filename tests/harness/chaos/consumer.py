@@ -14,14 +14,25 @@ from tenacity import wait_fixed
 
 from reliq import Job, Nack, Reject, ReliqError, Snooze, WorkerSettings
 from reliq.events import Event, RenewalLate
+from reliq.logs import LogObserver, configure_logging
 from reliq.lua import transitions
 from reliq.redis.client import Client
 from reliq.redis.server import WORKER_TIMEOUT_SECONDS, Connection
 from tests.harness.chaos.history import Journal
 from tests.harness.chaos.tap import Tap, TappedConsumer
-from tests.harness.chaos.workload import GROWING, LEASE_SECONDS, QUEUES, SHARES, conduct, place_keys
+from tests.harness.chaos.workload import (
+    GROWING,
+    ITEM_SECONDS,
+    KEEP_SECONDS,
+    LEASE_SECONDS,
+    QUEUES,
+    SHARES,
+    conduct,
+    place_keys,
+    walk_of,
+)
 
-#: Sleep of the stall detector; a much later wake-up means that the process was held up.
+#: Seconds that the stall detector sleeps. If it wakes up much later, the process could not run.
 BEAT_SECONDS, STALL_SECONDS = 0.1, 0.5
 SNOOZE_SECONDS = 0.3
 #: Outcome of a handler -> the exception that it raises.
@@ -33,13 +44,14 @@ ANSWERS = {
 }
 #: Queues with coroutine handlers.
 OF_COROUTINES = ("frail", "spread")
-#: Seconds between two late calls with used receipts, and the kinds of these calls.
+#: Seconds between two calls with old receipts, and the kinds of these calls.
 PAUSE_SECONDS = 0.1
 LATE_CALLS = (
     lambda keys, receipts: transitions.ack(keys, [(one, None) for one in receipts]),
     lambda keys, receipts: transitions.nack(keys, [(one, 0, "failed 1 late", b"") for one in receipts]),
     lambda keys, receipts: transitions.extend(keys, receipts, lease_ms=2000),
     transitions.release,
+    lambda keys, receipts: transitions.checkpoint(keys, [(one, 99, '"99 0 99"') for one in receipts]),
 )
 
 
@@ -51,36 +63,46 @@ def build(seed: int, journal: Journal, names: Iterable[str]) -> TappedConsumer:
         journal.write("ready")
         yield
 
-    consumer = TappedConsumer(lifespan=lifespan, observers=[lambda event: note_lateness(journal, event)])
+    consumer = TappedConsumer(lifespan=lifespan, observers=[lambda event: note_lateness(journal, event), LogObserver()])
     consumer.journal = journal
 
     @contextmanager
-    def work(job: Job[dict[str, Any]]) -> Iterator[float]:
+    def work(job: Job[dict[str, Any]]) -> Iterator[Iterable[float]]:
         facts = {"id": job.id, "nonce": job._held.delivery.claimed.nonce}
-        journal.write("start", **facts, name=job.body["name"])
+        walk = walk_of(seed, job.body["name"])
+        journal.write("start", **facts, name=job.body["name"], walk=walk)
         waited = (job.due or 0.0) - (job.enqueued or 0.0)
         put_off = waited > job.body["delay"] + SNOOZE_SECONDS / 2
         seconds, answer = conduct(seed, job.body["name"], job.attempt or 1, put_off=put_off)
         if job.queue == GROWING and answer == "reject":
-            # The growing queue keeps no dead letters: a resize only finishes when they have left their old shards.
+            # The growing queue keeps no dead letters, because a change of its shards ends only when it has moved them all.
             answer = "ack"
-        yield seconds
+        yield steps(job, facts, walk) if walk else [seconds]
+        job.spent(job.body["spent"])
         journal.write("end", **facts, how=answer)
         if answer in ANSWERS:
             error = ANSWERS[answer]()
             raise error
 
+    def steps(job: Job[dict[str, Any]], facts: dict[str, str], walk: int) -> Iterator[float]:
+        for item in job.resume(range(walk)):
+            yield ITEM_SECONDS
+            journal.write("item", **facts, item=item)
+
     def plain(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-        with work(job) as seconds:
-            time.sleep(seconds)
+        with work(job) as pauses:
+            for seconds in pauses:
+                time.sleep(seconds)
 
     async def coroutine(_body: dict[str, Any], job: Job[dict[str, Any]]) -> None:
-        with work(job) as seconds:
-            await asyncio.sleep(seconds)
+        with work(job) as pauses:
+            for seconds in pauses:
+                await asyncio.sleep(seconds)
 
     for name in names:
         handler = coroutine if name in OF_COROUTINES else plain
-        consumer.handler(QUEUES[name], lease=LEASE_SECONDS, backoff=wait_fixed(0.2))(handler)
+        options = {"lease": LEASE_SECONDS, "backoff": wait_fixed(0.2), "keep": KEEP_SECONDS.get(name)}
+        consumer.handler(QUEUES[name], **options)(handler)
     return consumer
 
 
@@ -99,7 +121,7 @@ def note_stalls(journal: Journal, over: threading.Event) -> None:
 
 
 def pester(tap: Tap, chance: random.Random) -> None:
-    """Use old receipts as a late worker does, until the process ends; Redis must refuse each."""
+    """Settle old receipts again, as a late worker does, until the process ends. Redis must refuse each call."""
     client = Client(tap)
     while True:
         time.sleep(PAUSE_SECONDS)
@@ -113,6 +135,7 @@ def pester(tap: Tap, chance: random.Random) -> None:
 
 
 def main(path: str, seed: str, slots: str, kind: str) -> int:
+    configure_logging("info")
     journal = Journal(Path(path))
     consumer = build(int(seed), journal, SHARES[kind])
     threading.Thread(target=note_stalls, args=(journal, threading.Event()), daemon=True).start()

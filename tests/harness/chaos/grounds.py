@@ -1,4 +1,4 @@
-"""The Redis of a run: a server behind a proxy, or a Cluster whose bus can be cut."""
+"""The Redis of a run: a server behind a proxy, or a Cluster with proxies between its nodes."""
 
 import os
 import signal

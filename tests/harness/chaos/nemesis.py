@@ -118,7 +118,7 @@ def unleash(arena: Arena, faults: list[Fault], start: float) -> list[Future[None
 
 
 def _run(future: Future[None], arena: Arena, faults: list[Fault], start: float) -> None:
-    """Run faults in a thread that does not delay an interrupted run."""
+    """Run faults one after another in a daemon thread, so that an interrupted run can end."""
     try:
         future.set_result(_track(arena, faults, start))
     except BaseException as failure:

@@ -25,9 +25,9 @@ LONG_RUN_SECONDS = 120.0
 CUT_OFF_SECONDS = 60.0
 #: How long a write waits for its replica before a fault.
 CONFIRM_MS = 1000
-#: If no write was confirmed, the writes of this span may be lost.
+#: If the replica confirmed no write before a fault, assume that the writes of this many seconds may be lost.
 LONG_AGO_SECONDS = 5.0
-#: More than the socket buffers between a primary and its replica hold, so that later writes do not arrive.
+#: More than fits into the socket buffers between a primary and its replica, so that later writes do not arrive.
 BLOCKAGE_BYTES = 32_000_000
 
 
@@ -54,7 +54,7 @@ class Victim:
         return False
 
     def hold_up_the_replica(self) -> None:
-        """Pause the replica, with its connection open, so that it receives no further writes."""
+        """Pause the replica, so that it receives no further writes; its connection stays open."""
         self._cluster.pause(self.replica)
         with suppress(redis.RedisError):  # on a busy machine the Cluster may be down for a moment
             self._cluster.client(self.server).set(self._mark, b"x" * BLOCKAGE_BYTES, px=10_000)
@@ -72,7 +72,7 @@ class Victim:
         eventually(self.has_lost_its_place, "the replica takes the primary's place")
 
     def wait_until_it_knows(self, since: float) -> None:
-        """Wait until the old primary has become a replica; record its writes until then as possibly lost."""
+        """Wait until the old primary has become a replica. Record that its writes until then may be lost."""
         client = self._cluster.client(self.server)
         eventually(lambda: client.info("replication")["role"] == "slave", "the old primary hears of it")
         self.note(since, time.monotonic())
@@ -187,7 +187,7 @@ def shards_added(arena: Arena, fault: Fault) -> None:
 
 
 def is_long(fault: Fault) -> bool:
-    """Return whether the run is long enough for a longer fault."""
+    """Return whether the run is so long that faults may last longer."""
     return fault.length >= LONG_RUN_SECONDS
 
 

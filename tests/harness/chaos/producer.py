@@ -1,6 +1,7 @@
 """One producer process: publishes at a steady rate until its time is over, and records every result."""
 
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from reliq import Durability, OutgoingMessage, PublishFailed, ReliqError
+from reliq.logs import configure_logging
 from tests.harness.chaos.history import Journal
 from tests.harness.chaos.workload import QUEUES, SHARES, wish
 
@@ -21,6 +23,7 @@ BACKLOG_LIMIT = 3000
 LOOK_SECONDS = 1.0
 #: The durability of those Cluster publishes that wait for a replica.
 WAIT = Durability.replicas(1, timeout=0.3)
+logger = logging.getLogger("producer")
 
 
 class Producer:
@@ -57,7 +60,8 @@ class Producer:
 
     def _publish(self, one: SimpleNamespace) -> None:
         call = next(self._calls)
-        self._journal.write("publish", call=call, names=one.names, queue=one.queue, delay=one.delay, key=one.key)
+        facts = {"names": one.names, "queue": one.queue, "delay": one.delay, "key": one.key}
+        self._journal.write("publish", call=call, **facts, cost=min(one.cost, one.spent))
         until = time.monotonic() + INSIST_SECONDS
         ids: tuple[str, ...] = one.names if one.chosen else ()
         outcome = "refused"
@@ -65,7 +69,8 @@ class Producer:
             try:
                 ids, durable = self._send(one, ids)
             except PublishFailed as failure:
-                # With several shards, a failure lists the messages of failed shards; chosen ids are resent together.
+                logger.error("PublishFailed: %s", failure)
+                # With several shards, the error lists the messages of the failed shards. Messages with chosen ids are sent again.
                 ids = ids or failure.ids
                 outcome = "unknown" if failure.outcome == "unknown" else outcome
                 if time.monotonic() < until:
@@ -77,11 +82,11 @@ class Producer:
             return
 
     def _send(self, one: SimpleNamespace, ids: tuple[str, ...]) -> tuple[tuple[str, ...], bool | None]:
-        """Publish once; return the ids that are now published, and whether replicas confirmed them."""
+        """Call publish once; return the ids of the published messages, and whether replicas confirmed them."""
         queue, padding = QUEUES[one.queue], "x" * one.padding
         durability = WAIT if self._waits and one.waits else None
-        bodies = [{"name": name, "delay": one.delay, "padding": padding} for name in one.names]
-        options = {"delay": one.delay, "key": one.key or None}
+        bodies = [{"name": name, "delay": one.delay, "padding": padding, "spent": one.spent} for name in one.names]
+        options = {"delay": one.delay, "key": one.key or None, "cost": one.cost}
         if len(bodies) == 1:
             receipt = queue.publish(bodies[0], id=ids[0] if ids else None, durability=durability, **options)
             return (receipt.id,), receipt.durable
@@ -109,6 +114,7 @@ class Producer:
 
 
 def main(path: str, seed: str, rate: str, until: str, kind: str) -> int:
+    configure_logging("info")
     name, shares, calls = Path(path).stem.replace("producer-", "p"), SHARES[kind], itertools.count(1)
     # In a Cluster each queue has its own thread, so that an unreachable node does not block the other queues.
     parts = {name: shares} if kind != "cluster" else {f"{name}-{queue}": {queue: shares[queue]} for queue in shares}

@@ -17,7 +17,7 @@ class Proxy(Proxies):
         self.order()
 
     def order(self, swallow: int = 0, *, silent: bool = False, delay: float = 0.0) -> None:
-        """Drop `swallow` replies and close their connections, or stay `silent`; delay others by `delay` seconds."""
+        """Drop the next `swallow` replies; close their connections or leave them `silent`. Delay other replies by `delay` s."""
         self._to_swallow = swallow
         self._is_silent = silent
         self._delay = delay

@@ -51,6 +51,8 @@ def _reported(story: Story) -> dict[str, int]:
         "publish unknown": len(unknown),
         "publishes that a replica confirmed": sum(m.durable is True for m in confirmed),
         "publishes told that none did in time": sum(m.durable is False for m in confirmed),
+        "items of long jobs": sum(len(m.walked) for m in story.messages.values()),
+        "items of long jobs done again": sum(len(m.walked) - len({*m.walked}) for m in story.messages.values()),
         "gone with a primary before any replica had them": sum(map(story.is_forgotten, gone)),
     }
 

@@ -1,4 +1,4 @@
-"""A run from its start to its complete drain; the histories stay in the folder."""
+"""A run of the chaos test, from its start until all messages are processed; the histories stay in the folder."""
 
 import signal
 import time
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import redis
 
+from reliq.keys import pattern
 from reliq.testing.server import find_server
 from tests.harness.chaos import nemesis, scan
 from tests.harness.chaos.arena import Arena
 from tests.harness.chaos.grounds import Ground, ManyServers, OneServer
 from tests.harness.chaos.schedule import CONSUMERS, PRODUCERS, Fault
-from tests.harness.chaos.workload import PER_KEY, RETRIES, SHARES, place_keys
+from tests.harness.chaos.workload import COSTS, PER_KEY, RETRIES, SHARES, place_keys
 from tests.waiting import eventually
 
 LOOK_SECONDS = 1.0
@@ -25,12 +26,13 @@ def run(plan: Namespace, faults: list[Fault], folder: Path) -> None:
     """Run `plan`, the options of the command; each process writes its history into `folder`."""
     with _ground(plan, folder) as ground, Arena(folder, ground) as arena:
         arena.consumers = arena.start("consumer", CONSUMERS, plan.seed, SLOTS)
-        # A consumer that has written something has entered its lifespan, and is about to claim.
+        # A consumer writes its first event when it has entered its lifespan, just before it claims.
         eventually(lambda: all(one.has_written() for one in arena.consumers), "the consumers start", 150)
         start = time.monotonic()
         until = start + plan.seconds
         retries = {name: RETRIES[name] for name in SHARES[plan.kind]}
-        arena.journal.write("begun", seed=plan.seed, seconds=plan.seconds, retries=retries, per_key=PER_KEY)
+        limits = {"per_key": PER_KEY, "costs": COSTS}
+        arena.journal.write("begun", seed=plan.seed, seconds=plan.seconds, retries=retries, **limits)
         arena.producers = arena.start("producer", PRODUCERS, plan.seed, plan.rate / PRODUCERS, until)
         tracks = nemesis.unleash(arena, faults, start)
         while time.monotonic() < until or not all(track.done() for track in tracks):
@@ -53,7 +55,7 @@ def _ground(plan: Namespace, folder: Path) -> Ground:
 
 
 def _look(arena: Arena) -> bool:
-    """Take a snapshot of every queue, once a second; return whether no message is alive."""
+    """Record a snapshot of every queue, at most once a second; return whether no message is alive."""
     time.sleep(LOOK_SECONDS)
     arena.revive()
     arena.journal.write("clock", ahead=time.time() - time.monotonic())
@@ -87,5 +89,7 @@ def _sum_up(arena: Arena) -> None:
         look = scan.take(client, keys)
         dead = [fields[b"id"].decode() for _, fields in client.xrange(keys.dead)]
         left = scan.leftovers(client, keys)
-        arena.journal.write("final", queue=place, totals=look.totals, alive=look.alive, dead=dead, left=left)
+        results = sum(1 for _ in client.scan_iter(f"{pattern(keys.result(''))}*", count=1000))
+        facts = {"totals": look.totals, "alive": look.alive, "dead": dead, "left": left, "results": results}
+        arena.journal.write("final", queue=place, **facts)
     arena.journal.write("ended", places=places)

@@ -102,7 +102,7 @@ def broken(look: Snapshot) -> list[str]:
 
 def _of_keys(look: Snapshot, held: set[str]) -> dict[str, Collection[str]]:
     """Return the violated invariants of keys: description -> offenders."""
-    key_of = {id: key for id, count in look.counts.items() if (key := count.partition(" ")[2])}
+    key_of = {id: key for id, count in look.counts.items() if (key := count.partition(" ")[2].partition("\3")[0])}
     leased = {f"{key}\0{id}" for id, key in key_of.items() if id in held}
     taken = Counter(place.partition("\0")[0] for place in look.places)
     most = max((number for key, number in taken.items() if key.startswith("key-")), default=0)
@@ -115,13 +115,13 @@ def _of_keys(look: Snapshot, held: set[str]) -> dict[str, Collection[str]]:
 
 
 def balance(totals: Mapping[str, int], alive: int) -> int:
-    """Return published + redriven + hostile messages - all ends - alive."""
+    """Return the messages that the account misses: published + redriven + hostile - ended - alive."""
     came = sum(totals.get(kind, 0) for kind in ("published", "redriven", FOREIGN))
     return came - sum(totals.get(kind, 0) for kind in ENDS) - alive
 
 
 def leftovers(client: redis.Redis, keys: Keys) -> dict[str, int]:
-    """Return the number of remaining Redis keys, of those that must be gone when no message is alive."""
+    """Return how many Redis keys remain that must not exist when no message is alive."""
     base = keys.pending.removesuffix("pending")
     names = [key.decode().removeprefix(base) for key in client.scan_iter(f"{pattern(base)}*", count=1000)]
     return Counter(name for name in (name.partition(":")[0] for name in names) if name in GONE_AT_THE_END)

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-#: Two tracks run side by side, each with one fault at a time: faults of processes, and of the server or the Cluster.
+#: Faults of processes and faults of the server or Cluster run side by side, in two tracks. A track has one fault at a time.
 OF_PROCESSES = ("consumer_killed", "consumer_paused", "consumer_stopped", "producer_killed")
 OF_THE_SERVER = (
     "server_paused",
@@ -18,9 +18,9 @@ OF_THE_SERVER = (
     "replies_late",
     "hostile_messages",
 )
-#: Runs with message keys have no hostile messages, but an operator.
+#: In runs with message keys, an operator changes limits and pauses keys. These runs have no hostile messages.
 OF_KEYS = (*OF_THE_SERVER[:-1], "limits_changed", "keys_asleep")
-#: Each fault begins when the Cluster has recovered from the fault before.
+#: Each fault begins when the Cluster has recovered from the previous fault.
 OF_THE_CLUSTER = (
     "primary_killed",
     "primary_killed_ahead",
@@ -50,8 +50,8 @@ class Fault:
     Attributes:
         at: seconds from the start of the run.
         victim: number of the affected consumer or producer.
-        seconds: how long it lasts, if the harness decides that.
-        length: of the run; in a long run a fault may last longer.
+        seconds: how long the fault lasts, if the harness decides that.
+        length: seconds of the run; in a long run a fault may last longer.
         count: number of lost replies, for faults that lose replies.
     """
 

@@ -6,7 +6,7 @@ from math import inf
 
 from tests.harness.chaos.history import Event
 
-#: Records pauses of the whole machine: the arena, because no fault kills or pauses it.
+#: The process that records pauses of the whole machine: the arena, because no fault kills or pauses it.
 MACHINE = "arena"
 
 
@@ -16,10 +16,10 @@ class Settling:
     One use of a receipt.
 
     Attributes:
-        delivery: the delivery of the receipt, None when no claim of it was answered.
-        ended: time of the reply, None when there was none.
-        result: `ok`; `lost`, the lease had expired; `no`, the call cannot have run; `unknown`.
-        late: made on purpose with a receipt that had already been used.
+        delivery: the delivery of the receipt; None if the process got no reply to its claim.
+        ended: time of the reply; None without a reply.
+        result: `ok`; `lost`: the lease had expired; `no`: the call cannot have run; `unknown`: it may have run.
+        late: whether the call used an old receipt on purpose.
     """
 
     verb: str
@@ -46,7 +46,8 @@ class Delivery:
     One claim of one message.
 
     Attributes:
-        asked, claimed: times of the first claim's request and of its reply.
+        asked, claimed: times of the first answered claim's request and of its reply.
+        since: time of the first request, which may have got no reply.
         grants: times of the request and the reply of each claim or extension that Redis granted.
         settlings: every use of its receipt, by any process.
     """
@@ -57,6 +58,7 @@ class Delivery:
     asked: float
     claimed: float
     lease: float
+    since: float
     grants: list[tuple[float, float]] = field(default_factory=list)
     started: float | None = None
     ended: float | None = None
@@ -77,15 +79,18 @@ class Message:
         outcome: `ok`; `unknown`; `refused`, nothing was written.
         durable: whether a replica confirmed it, None when the publish did not wait for a replica.
         cancelled: times of the call and the reply of a successful cancel.
-        called_off: whether a cancel may end it, now or after a failed attempt.
+        called_off: whether a cancel may have ended the message, or may end it after a failed attempt.
         key: its message key, empty without a key.
+        cost: the least that a start takes from a rate by cost.
         deliveries: in the order of their claims.
+        walk, walked: the number of items of a long job, and the items that its deliveries have done.
     """
 
     name: str
     queue: str
     delay: float
     key: str
+    cost: int
     asked: float
     id: str = ""
     told: float | None = None
@@ -94,6 +99,8 @@ class Message:
     cancelled: tuple[float, float] | None = None
     called_off: bool = False
     deliveries: list[Delivery] = field(default_factory=list)
+    walk: int = 0
+    walked: list[int] = field(default_factory=list)
 
     @property
     def starts(self) -> list[Delivery]:
@@ -112,7 +119,7 @@ class Message:
 
     @property
     def is_done(self) -> bool:
-        """Return whether it was acked, or may have been: the ack had no reply."""
+        """Return whether the message was acked, or may have been acked because the ack got no reply."""
         return any(one.verb == "acked" and one.may_have_run for one in self.settlings)
 
 
@@ -125,7 +132,7 @@ class Trouble:
     until: float
 
     def meets(self, asked: float, told: float | None) -> bool:
-        """Return whether it overlapped with a call."""
+        """Return whether this time overlapped with a call."""
         return self.since < (inf if told is None else told) and asked < self.until
 
 
@@ -135,7 +142,7 @@ class Story:
     What happened in a run.
 
     Attributes:
-        strangers: names of messages that were attempted and never published.
+        strangers: names of messages that started but were never published.
         deaths: process -> time of its end.
         troubles: process, or MACHINE -> events that explain why it could not renew a lease.
         rewinds: queue -> spans of writes that a failover may have lost.

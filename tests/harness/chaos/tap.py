@@ -1,4 +1,4 @@
-"""A wire that records every claim and every settling call, with its time and Redis' reply."""
+"""A connection that records every claim and every settling call, with its time and Redis' reply."""
 
 import itertools
 import time
@@ -27,10 +27,12 @@ class Tap:
     Record the calls of `wire`.
 
     Attributes:
-        spent: the last receipts that this process used, by queue, for settling again late.
+        spent: queue -> the last receipts that this process used; the process settles them again on purpose.
     """
 
     spent: ClassVar[deque[tuple[str, Claimed]]] = deque(maxlen=40)
+    #: Nonce of a claim without a reply -> the time of its first call.
+    _unanswered: ClassVar[dict[str, float]] = {}
 
     def __init__(self, wire: Any, journal: Journal, *, late: bool = False) -> None:
         self._wire, self._journal, self._late = wire, journal, late
@@ -40,7 +42,7 @@ class Tap:
         return getattr(self._wire, name)
 
     async def exchange(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send `commands`; record claims and settling calls before and after."""
+        """Send `commands`; record claims and settling calls before they are sent, and their replies."""
         spied = [_spied(command) for command in commands]
         for one in filter(None, spied):
             self._ask(one)
@@ -50,6 +52,8 @@ class Tap:
         except BaseException as error:
             for one in filter(None, spied):
                 self._failed(one, error)
+                if one.name == "claim":
+                    self._unanswered.setdefault(one.head["nonce"], asked_at)
             raise
         for one, reply in zip(spied, replies, strict=True):
             if one is not None:
@@ -74,7 +78,8 @@ class Tap:
             ids, deaths = (reply[HEAD_OF_CLAIM + at :: 3] for at in (0, 2))
             nonces = [f"{number}~{nonce}" if number else nonce for number in deaths]
             items = [[id.decode(), own] for id, own in zip(ids, nonces, strict=True)]
-            self._journal.write("claimed", asked=asked_at, lease=lease, items=items)
+            since = self._unanswered.pop(nonce, asked_at)
+            self._journal.write("claimed", asked=asked_at, since=since, lease=lease, items=items)
         else:
             lost = one.lost(reply if one.name in ("ack", "release") else reply[0])
             self._journal.write("answered", call=one.number, lost=lost)
@@ -106,7 +111,7 @@ class Spied:
         self.rows = [dict(zip(one.tail_args, tail[at : at + size], strict=False)) for at in range(0, len(tail), size)]
 
     def lost(self, ids: Sequence[bytes]) -> list[int]:
-        """Return the positions of lost receipts; of two receipts of a message, the position of the earlier claim."""
+        """Return the positions of lost receipts. If a message has two receipts, its earlier claim is lost."""
         left = Counter(id_text(id) for id in ids)
         found = []
         for at, row in sorted(enumerate(self.rows), key=lambda one: _claim_number(one[1]["nonce"])):
@@ -117,7 +122,7 @@ class Spied:
 
 
 def _claim_number(nonce: str) -> int:
-    """Return the number of a claim in its lane, so that earlier claims come first."""
+    """Return the call number of a claim; later claims of a process have higher numbers."""
     return int(nonce.rpartition(":")[0].rpartition(".")[2] or 0)
 
 

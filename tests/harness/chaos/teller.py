@@ -6,7 +6,7 @@ from math import inf
 from tests.harness.chaos.history import Event
 from tests.harness.chaos.story import MACHINE, Delivery, Message, Settling, Story, Trouble
 
-#: A call that takes this long excuses late calls of the same process.
+#: Seconds. If a call takes this long, later calls of the same process may be late.
 SLOW_SECONDS = 0.5
 
 
@@ -33,8 +33,8 @@ class Teller:
 
     # ---- producers ----------------------------------------------------------
 
-    def _publish(self, event: Event, call, names, queue, delay, key="") -> None:
-        made = {name: Message(name, queue, delay, key, event.t) for name in names}
+    def _publish(self, event: Event, call, names, queue, delay, key="", cost=1) -> None:
+        made = {name: Message(name, queue, delay, key, cost, event.t) for name in names}
         self.story.messages |= made
         self._publishes[event.who, call] = list(made.values())
 
@@ -55,9 +55,9 @@ class Teller:
 
     # ---- consumers ----------------------------------------------------------
 
-    def _claimed(self, event: Event, asked, lease, items) -> None:
+    def _claimed(self, event: Event, asked, since, lease, items) -> None:
         for id, nonce in items:
-            made = Delivery(id, nonce, event.who, asked, event.t, lease)
+            made = Delivery(id, nonce, event.who, asked, event.t, lease, since)
             self._deliveries.setdefault((id, nonce), made).grants.append((asked, event.t))
 
     def _asked(self, event: Event, call, verb, items, late) -> None:
@@ -89,9 +89,11 @@ class Teller:
             self._note(event.who, "slow call", settlings[0].asked, event.t)
         return settlings
 
-    def _start(self, event: Event, id, nonce, name) -> None:
+    def _start(self, event: Event, id, nonce, name, walk=0) -> None:
         self._names[id] = name
-        if name not in self.story.messages:
+        if name in self.story.messages:
+            self.story.messages[name].walk = walk
+        else:
             self.story.strangers.append(name)
         if delivery := self._deliveries.get((id, nonce)):
             delivery.started = event.t
@@ -99,6 +101,10 @@ class Teller:
     def _end(self, event: Event, id, nonce, how) -> None:
         if delivery := self._deliveries.get((id, nonce)):
             delivery.ended = event.t
+
+    def _item(self, _event: Event, id, nonce, item) -> None:
+        if message := self.story.messages.get(self._names[id]):
+            message.walked.append(item)
 
     def _trouble(self, event: Event, of, since, at="") -> None:
         self._note(at or event.who, of, since, event.t)

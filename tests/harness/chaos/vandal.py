@@ -1,4 +1,4 @@
-"""A vandal with write access to the Redis keys: adds hostile messages to a run, with an account of their own."""
+"""Write hostile messages into the queues of a run, and count them in a separate total."""
 
 import random
 
@@ -13,13 +13,13 @@ MARK = "evil~"
 #: Name under which the queue's totals count hostile messages, which no producer published.
 FOREIGN = "foreign"
 MESSAGES, FAR = 20, 3
-#: Retry counts that end a message soon: one retry at most, or text that reliq reads as no retry.
+#: Retry counts of hostile messages: at most one retry, or text that reliq reads as no retry, so that the messages end soon.
 COUNTS = ["0", "1", "2", "-1", "x", "", "-" + "9" * 4300, "1e300", "\u00b2"]
 TAILS = ["", " ", "\t", "*", "\u202e", "\x1b[2J", "{x}", "%s", "i" * 3000]
 
 
 def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
-    """Write hostile messages to a queue and add them to its account; return the ids that are never due."""
+    """Write hostile messages to a queue and count them in its totals; return the ids of messages that are never due."""
     chance = random.Random(f"{seed} vandal")
     keys, vandal = _keys(victim), Vandal(client, chance)
     ids = [f"{MARK}{seed}-{number}{chance.choice(TAILS)}" for number in range(MESSAGES)]
@@ -39,7 +39,7 @@ def write(client: redis.Redis, seed: int, victim: int) -> list[str]:
 
 
 def take_back(client: redis.Redis, victim: int, ids: list[str]) -> None:
-    """Remove the messages that are never due."""
+    """Remove these messages, which are never due, from the queue."""
     keys = _keys(victim)
     with client.pipeline(transaction=True) as pipe:
         pipe.zrem(keys.pending, *ids).hdel(keys.retries_left, *ids).unlink(*keys.msgs(ids))

@@ -12,7 +12,7 @@ from tests.harness.mutants.trial import HandlerOutcome, try_out
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.harness.mutants", description=__doc__)
     parser.add_argument("--long", action="store_true", help="all, not only those that the model finds at once")
-    parser.add_argument("--by", choices=[MODEL, KEYED, HARNESS], help="have this one look, whoever must notice")
+    parser.add_argument("--by", choices=[MODEL, KEYED, HARNESS], help="run only this checker, for any mutant")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
     parser.add_argument("name", nargs="*", help="only mutants whose name begins so")
     given = parser.parse_args()

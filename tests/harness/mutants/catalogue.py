@@ -3,7 +3,7 @@
 from tests.harness.mutants.mutant import HARNESS, Mutant
 from tests.harness.mutants.of_keys import MUTANTS_OF_KEYS
 
-#: Mutant: every message in unack counts as held, by any worker.
+#: In this mutant, a worker treats every message in unack as its own.
 _ANY_RECEIPT = """
 for _, id in ipairs(lost) do
   for i = 1, redis.call('ZSCORE', unack, id) and #ids or 0 do
@@ -16,13 +16,14 @@ end
 """
 _RECEIPTS = {
     "ack": "local ids, held, stopped, lost, _, receipt_of = receipts(kind == 'acked')\n",
-    "extend": "local ids, held, _, lost, words = receipts(true)\n",
+    "extend": "local ids, held, _, lost, words = receipts('any')\n",
+    "release": "local ids, held, stopped, lost, words, receipt_of = receipts()\n",
 }
 
 
 def _without_receipt(verb: str) -> Mutant:
     receipts = _RECEIPTS.get(verb, "local ids, held, stopped, lost, _, receipt_of = receipts()\n")
-    anybody = _ANY_RECEIPT.replace("WORDS", "words[i] = words[i] or 'anybody'" if verb == "extend" else "")
+    anybody = _ANY_RECEIPT.replace("WORDS", "words[i] = words[i] or 'anybody'" if verb in ("extend", "release") else "")
     return Mutant(f"{verb} without receipt", f"lua/{verb}.lua", receipts, receipts + anybody, examples=200)
 
 
@@ -47,8 +48,8 @@ MUTANTS = (
     Mutant(
         "cancel skips ready",
         "lua/cancel.lua",
-        "id, runs and (word or '') .. '!' or '!')",
-        "id, runs and (word or '') .. '!' or nil)",
+        "or kind == 'purged' and 'purged!' or '!')",
+        "or nil)",
         examples=100,
     ),
     Mutant(

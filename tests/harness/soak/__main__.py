@@ -76,7 +76,7 @@ def soak(given: argparse.Namespace, supervisor: psutil.Process, client: redis.Re
 
 
 def publish(rate: float, seconds: float) -> None:
-    """Publish `rate` messages a second until the end, or with `rate` 0 as many as the worker can handle."""
+    """Publish `rate` messages a second until the end. With `rate` 0, publish as many as the worker can handle."""
     start, done = time.monotonic(), 0
     if not rate:
         numbers = itertools.takewhile(lambda _: time.monotonic() - start < seconds, itertools.count())

@@ -1,4 +1,4 @@
-"""Measure a worker and its Redis and detect growth. The first fifth is ignored: caches and arenas fill."""
+"""Measure a worker and its Redis and detect growth. Ignore the first fifth of the run, in which caches fill."""
 
 from collections.abc import Sequence
 from statistics import median

@@ -2,8 +2,8 @@
 
 import sys
 
-from app.queues import GREETINGS, Greeting
+from app.tasks import greet
 
 if __name__ == "__main__":
-    receipt = GREETINGS.publish(Greeting(" ".join(sys.argv[1:]) or "World"))
+    receipt = greet.publish(" ".join(sys.argv[1:]) or "World")
     print(receipt.status, receipt.id)

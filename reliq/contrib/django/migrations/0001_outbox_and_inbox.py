@@ -21,7 +21,7 @@ def drop(_apps: Any, editor: Any) -> None:
         editor.execute(f"DROP TABLE {name}")
 
 
-class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no type hints
     """The first migration."""
 
     operations: ClassVar = [migrations.RunPython(make, drop)]

@@ -1,0 +1,115 @@
+-- book: book message starts under a limit that several queues share, or give booked starts back
+--
+-- KEYS  shared
+-- ARGV  clock starts cost after rate burst buckets queue backlog
+-- Runs  shared:HDEL,HGET,HMGET,HSET
+-- Returns  after a booking: us until the start, how many messages may start, the time of the start in unix us, and us
+--          until the next try. Without a booking: us until the next try, then zeros. After a declaration: zeros, then
+--          the rate and burst that it replaced, as text.
+-- Nothing to do: 0 starts without a cost only declare the limit. The last declaration applies to all processes.
+--
+-- A limit has a token bucket for starts, a token bucket for costs, or both. `buckets` has for each bucket the ns for
+-- one unit and the burst; 0 means that the limit has no such bucket. The hash `shared` stores the declaration. Its
+-- fields `full` and `cost_full` store when each bucket is full again, and `ahead` stores the time of the latest booked
+-- start. A booked start is at least `after` us from now. In any period, the starts and costs are at most the burst plus
+-- the rate times the period.
+--
+-- Without a cost, the script books as many of the `starts` as may start immediately, or one start in the next 5 s. With
+-- a cost, it books all `starts` together. Such a booking may be more than 5 s away, by the time in which the bucket
+-- gains its cost. Otherwise small costs, which can be paid earlier, would always overtake a large cost.
+--
+-- Negative `starts` and `cost` give back an unused booking; then `after` is the time of the booked start. The refund is
+-- reduced by the time from that start until now, or until the latest booked start if it is later. In this time, the
+-- bucket may have been full and gained nothing, so a whole refund could exceed the burst. A cost with 0 starts corrects
+-- a booking by the real cost, up or down.
+--
+-- The field `queue` stores the starts that are booked for a queue. If these starts are enough for the queue's
+-- `backlog`, the script books nothing. Otherwise several processes would book a start for the same message.
+--
+-- A process may repeat a booking after a lost reply. The limit then counts both bookings, and fewer messages start.
+
+starts, cost, after = tonumber(starts), tonumber(cost), tonumber(after)
+local at, most = us + after, us + 5000000
+local found = read('HMGET', shared, 'buckets', 'full', 'cost_full', 'turn', 'ahead', 'rate', 'burst')
+local function read_buckets(text)
+  local n = { (text or ''):match('^(%d+) (%d+) (%d+) (%d+)$') }
+  if #n == 0 then return nil end
+  local both = { { field = 'full', every = n[1] / 1000, burst = n[2] + 0, units = starts },
+    { field = 'cost_full', every = n[3] / 1000, burst = n[4] + 0, units = cost } }
+  -- No booking can move the time at which a bucket is full beyond `latest`. A later stored time means that the clock
+  -- went back.
+  local latest = most + both[1].every * n[2] + 2 * both[2].every * n[4]
+  for i, one in ipairs(both) do
+    one.whole = one.every * one.burst
+    one.full = one.every > 0 and math.min(math.max(tonumber(found[i + 1] or '') or 0, us), latest) or us
+  end
+  return both
+end
+local known = read_buckets(found[1])
+local is_other = known and found[1] ~= buckets
+-- A full Redis must not stop the queues of the limit. At `maxmemory` Redis checks only the first write of a script, so
+-- the first write is a removal, which is always allowed.
+redis.call('HDEL', shared, 'no field is called so')
+if not known or (is_other and starts == 0 and cost == 0) then
+  redis.call('HSET', shared, 'buckets', buckets, 'rate', rate, 'burst', burst)
+  known = read_buckets(buckets)
+end
+if starts == 0 and cost == 0 then
+  return { 0, 0, 0, 0, is_other and string.format('rate=%s, burst=%s', found[6] or '', found[7] or '') or '' }
+end
+local function store(...)
+  for _, one in ipairs(known) do redis.call('HSET', shared, one.field, string.format('%.0f', one.full), ...) end
+end
+
+local ahead, booked = tonumber(found[5] or '') or 0, redis.call('HGET', shared, queue) or ''
+if starts <= 0 then
+  redis.call('HSET', shared, queue, (booked:gsub(string.format('%.0f:%.0f ?', after, -starts), '')))
+  for _, one in ipairs(known) do
+    local change = one.every * one.units
+    if change < 0 then change = after <= most + one.whole and math.min(0, change + math.max(0, math.max(us, ahead) - after)) or 0 end
+    one.full = one.full + change
+  end
+  store()
+  return { 0, 0, 0, 0, '' }
+end
+
+local others, last, kept = 0, 0, ''
+for due, number in booked:gmatch('(%d+):(%d+)') do
+  if tonumber(due) > us - 20000 and tonumber(due) <= most then others, last, kept = others + number, due, kept .. due .. ':' .. number .. ' ' end
+end
+starts = math.min(starts, backlog - others)
+if starts <= 0 then return { math.ceil(last - us + 30000), 0, 0, 0, '' } end
+local of_starts, of_costs = unpack(known)
+if cost == 0 and of_starts.every > 0 then
+  starts = math.max(1, math.min(starts, math.floor(of_starts.burst - (of_starts.full - at) / of_starts.every + 1e-6), of_starts.burst))
+end
+of_starts.units = starts
+-- `far` must be at most 5 s away. It is the time of the start; with a cost, it is the time from which the bucket gains
+-- this cost. `step` is the time in which the buckets gain one start or the cost.
+local far = cost == 0 and at or 0
+for _, one in ipairs(known) do
+  -- Another process may have declared a lower burst. If this process needs more units than this burst, it waits for a
+  -- full bucket.
+  local whole_or_less = math.min(one.units * one.every, one.whole)
+  local first = one.full + whole_or_less - one.whole
+  at, far = math.max(at, first), math.max(far, one == of_costs and first - whole_or_less or first)
+end
+-- If no start is free within 5 s, each process gets its own time for a retry. These times are one start apart, so that
+-- each retry finds a free start, and `turn` is the next of them. A process that books a start more than 2.5 s away may
+-- book again only after these retries. `turn` is at most 30 s after `far`, because a process may be dead at its retry
+-- time.
+local turn, next_try, step = math.min(tonumber(found[4] or '') or 0, far + 30000000), 0, math.max(of_starts.every, of_costs.every * cost)
+if far > most then
+  turn = math.max(turn, us + far - most)
+  -- Also store the buckets. If the clock went back, they were reduced to `latest`; without this write, each retry would
+  -- reduce them again.
+  store('turn', string.format('%.0f', turn + step))
+  return { math.ceil(turn - us), 0, 0, 0, '' }
+elseif turn > us and far - us > 2500000 then
+  turn = math.max(turn, far)
+  next_try = math.ceil(turn - us)
+  redis.call('HSET', shared, 'turn', string.format('%.0f', turn + step))
+end
+for _, one in ipairs(known) do one.full = math.max(one.full, at) + one.units * one.every end
+store('ahead', string.format('%.0f', math.max(ahead, at)), queue, string.format('%s%.0f:%.0f', kept, math.ceil(at), starts))
+return { math.ceil(at - us), starts, math.ceil(at), next_try, '' }
