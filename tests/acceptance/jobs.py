@@ -104,7 +104,7 @@ consumer.handler(KEPT, lease=600)(hold_first)
 consumer.handler(HELD, lease=600)(hold_first)
 
 
-@consumer.handler(ENDING, lease=1, timeout=5)
+@consumer.handler(ENDING, lease=60, timeout=60)
 async def ending(body: str) -> None:
-    subprocess.run(["cat"], check=True, timeout=4)  # noqa: ASYNC221  it is what such a handler does
+    subprocess.run(["cat"], check=True, timeout=30)  # noqa: ASYNC221  it is what such a handler does
     note("done", body)
