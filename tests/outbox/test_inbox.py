@@ -35,7 +35,7 @@ def made(database):
 def test_message_delivered_again_has_its_effect_only_when_it_was_rolled_back(database, tx, orders):
     orders.publish({}, id="order-1")
     for end, expected in ((tx.rollback, True), (tx.commit, True), (tx.commit, False)):
-        with orders.receive(wait=5) as [job]:
+        with orders.receive(wait=30) as [job]:
             assert effect(tx, job) == expected
             end()
             job.nack(delay=0)
@@ -48,7 +48,7 @@ def test_later_message_with_the_same_chosen_id_has_its_own_effect_and_follow_up(
     reports, mails = Queue("reports", dict, url=url, dedup=0.001), Queue("mails", dict, url=url)
     for _ in range(2):
         eventually(lambda: reports.publish({}, id="daily"), "the id is free")
-        with reports.receive(wait=5) as [job]:
+        with reports.receive(wait=30) as [job]:
             assert effect(tx, job)
             assert job.publish(mails, {})
         tx.commit()
@@ -60,7 +60,7 @@ def test_redriven_letter_has_its_effect_once(database, tx, orders):
     orders.publish({}, id="order-1")
     publication_ids = set()
     for end, expected in ((tx.rollback, True), (tx.commit, True), (tx.commit, False)):
-        with orders.receive(wait=5) as [job]:
+        with orders.receive(wait=30) as [job]:
             assert effect(tx, job) == expected
             end()
             job.reject(reason="card")
@@ -80,7 +80,7 @@ def test_moved_message_has_its_effect_and_follow_up_once(database, tx, url, orde
     seen = []
 
     def deliver(queue):
-        with queue.receive(wait=5) as [job]:
+        with queue.receive(wait=30) as [job]:
             seen.append((effect(tx, job), bool(job.publish(mails, {}))))
             tx.commit()
             job.nack(delay=600) if queue is orders else job.reject(reason="card")
@@ -130,7 +130,7 @@ def test_async_code_uses_the_inbox(database, orders):
     async def run():
         orders.publish({})
         for expected in (True, False):
-            async with orders.areceive(wait=5) as [job]:
+            async with orders.areceive(wait=30) as [job]:
                 async with AsyncSession(engine) as session, session.begin():
                     assert await job.aonce(session) == expected
                     if expected:
@@ -148,7 +148,7 @@ def test_inbox_refuses_wrong_calls_and_connections_without_a_transaction(postgre
     import psycopg
 
     orders.publish({})
-    with orders.receive(wait=5) as [job], psycopg.connect(postgresql.url, autocommit=True) as tx:
+    with orders.receive(wait=30) as [job], psycopg.connect(postgresql.url, autocommit=True) as tx:
         with pytest.raises(TypeError, match="`await` is missing"):
             assert not job.aonce(None)
         with pytest.raises(ConfigurationError, match="no transaction is open"):
@@ -195,7 +195,7 @@ def test_job_that_runs_twice_publishes_its_follow_ups_once(url, orders):
     mails = Queue("mails", dict, url=url)
     orders.publish({})
     for expected in (True, False):
-        with orders.receive(wait=5) as [job]:
+        with orders.receive(wait=30) as [job]:
             assert bool(job.publish(mails, {"to": "a"})) == expected
             assert bool(job.publish(mails, {"to": "b"})) == expected
             assert bool(job.publish(mails, {"to": "c"}, name="receipt", delay=60)) == expected
@@ -210,10 +210,10 @@ def test_repeated_follow_up_is_the_same_message_for_its_inbox(database, tx, url,
     orders.publish({})
     done = []
     for _ in range(2):
-        with orders.receive(wait=5) as [job]:
+        with orders.receive(wait=30) as [job]:
             eventually(lambda job=job: job.publish(mails, {}, name="x", dedup=0.001), "it is published again")
             job.nack(delay=0)
-        with mails.receive(wait=5) as [mail]:
+        with mails.receive(wait=30) as [mail]:
             done.append(effect(tx, mail))
             tx.commit()
 
@@ -253,7 +253,7 @@ def test_handler_in_a_worker_uses_inbox_and_follow_ups(database, url, orders):
 
 def test_bad_option_of_a_follow_up_is_refused(orders):
     orders.publish({})
-    with orders.receive(wait=5) as [job]:
+    with orders.receive(wait=30) as [job]:
         for options in ({"id": "x"}, {"publication_id": 1}, {"name": "a b"}, {"name": "x" * 65}, {"retries": -1}):
             with pytest.raises(ConfigurationError):
                 job.publish(orders, {}, **options)

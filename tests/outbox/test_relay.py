@@ -1,6 +1,7 @@
 """A relay publishes each committed row once, however it is killed, and however late the next relay starts."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -296,18 +297,21 @@ def test_run_that_moves_all_rows_tries_every_earlier_call_once(database, url, or
 def test_refused_call_backs_off_longer_each_time_on_every_relay(database, orders, mover, client):
     client.set(orders.keys.ready, "no list")
     publish(database, orders)
-    waits = []
-    for _ in range(3):
+    for wait in (5000, 10_000, 20_000):
         one = mover()
         one.move()
+        before = milliseconds(database, NOW_MS[database.dialect])
         one._take()
-        [(wait,)] = all_of(database, f"SELECT again_ms - {NOW_MS[database.dialect]} FROM reliq_outbox_calls")
-        waits.append(round(wait / 1000))
+        again = milliseconds(database, "again_ms", "FROM reliq_outbox_calls")
+        assert before <= again - wait <= milliseconds(database, NOW_MS[database.dialect])
         other = mover()
         assert (other.move(), other.redis.of_outcome("failed")) == (0, [])
         shift(database, "again_ms", 100_000)
 
-    assert waits == [5, 10, 20]
+
+def milliseconds(database, what, where=""):
+    [(found,)] = all_of(database, f"SELECT {what} {where}")
+    return found
 
 
 def test_impossible_row_is_refused_once_with_its_reason(database, orders, mover, caplog):
@@ -388,7 +392,7 @@ def test_relay_goes_on_after_any_database_error_and_reports_it(database, orders,
     one._well_at -= 31
     one._looked_at -= 31
     assert one.step() > 0
-    assert one.complaint().startswith("the relay has not completed a round for 31 s: ")
+    assert re.match(r"the relay has not completed a round for 3\d s: ", one.complaint())
     execute(database, "ALTER TABLE away RENAME TO reliq_outbox")
 
     assert one.step() == 0.0
@@ -538,7 +542,7 @@ def test_two_relays_that_take_rows_at_once_wait_for_each_other(postgresql, order
 
 
 def test_relay_goes_on_while_another_is_frozen_in_its_transaction(postgresql, orders, mover_at, monkeypatch):
-    monkeypatch.setattr("reliq.outbox.store.STUCK_SECONDS", 1)
+    monkeypatch.setattr("reliq.outbox.store.STUCK_SECONDS", 3)
     publish(postgresql, orders)
     frozen, other = (mover_at(postgresql.url, poll=0.01) for _ in range(2))
     frozen.store.begin()
@@ -547,7 +551,7 @@ def test_relay_goes_on_while_another_is_frozen_in_its_transaction(postgresql, or
     eventually(lambda: other.step() == 0.0, "the other relay moves the row")
     assert bodies(orders) == [BODY]
     assert frozen.step() > 0
-    assert frozen.step() == 0.0
+    eventually(lambda: frozen.step() == 0.0, "the frozen relay goes on")
 
 
 # ---- the commands
