@@ -60,7 +60,7 @@ def main() -> None:
         os.environ |= {
             "SHOP_DATABASE": f"sqlite:///{folder}/shop.db",
             "SHOP_MAIL_HOOK": f"http://127.0.0.1:{mail_server.server_port}",
-            "SHOP_PAY_WITHIN": "4",
+            "SHOP_PAY_WITHIN": os.environ.get("SHOP_PAY_WITHIN", "4"),
         }
         open_database(os.environ["SHOP_DATABASE"]).dispose()
         for words in ("reliq worker shop.jobs:consumer --concurrency 4", f"uvicorn shop.web:app --port {port}"):

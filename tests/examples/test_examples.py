@@ -32,7 +32,7 @@ def run(url):
 
 
 def test_webhooks_are_delivered_retried_or_become_dead_letters(run):
-    told, account = run("webhooks.py", change="example.ANSWER_SECONDS = 2.0")  # slow replies are no failures
+    told, account = run("webhooks.py", change="example.ANSWER_SECONDS = 4.0")  # slow replies are no failures
 
     assert account == (5, 3, 0, 0, 2, 0, 0)
     assert "after a minute `reliq delete webhooks --letters` removes it" in told
@@ -63,7 +63,9 @@ def ran_without_url(*words, **environment):
 
 
 def test_tests_of_the_shop_pass_in_two_processes():
-    plugins = [part for name in ("xdist", "reliq.testing.plugin") for part in ("-p", name)]
+    # Without a cache: test_wheel.py copies this folder, perhaps at the same time.
+    names = ("xdist", "reliq.testing.plugin", "no:cacheprovider")
+    plugins = [part for name in names for part in ("-p", name)]
 
     said = ran_without_url("-m", "pytest", "shop", "-q", "-n", "2", *plugins, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
 
@@ -71,7 +73,7 @@ def test_tests_of_the_shop_pass_in_two_processes():
 
 
 def test_shop_closes_unpaid_orders_and_sends_each_mail_once():
-    said = ran_without_url(EXAMPLES / "shop")
+    said = ran_without_url(EXAMPLES / "shop", SHOP_PAY_WITHIN="12")  # a busy machine pays in time too
 
     ends = dict(re.findall(r"In the end order (\d) is (\w+)\.", said))
     assert ends == {"1": "paid", "2": "closed", "3": "closed", "4": "paid", "5": "closed", "6": "closed"}

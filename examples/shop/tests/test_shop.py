@@ -29,12 +29,12 @@ def state(shop: TestClient, number: int) -> str:
 
 
 def test_an_order_is_to_be_closed_in_two_days_and_told_by_a_mail(shop: TestClient, reliq: Reliq, database: str) -> None:
-    number = placed(shop)
+    number, placed_at = placed(shop), reliq.now
     reliq.refute_published(CLOSING)  # before the relay has seen it
 
     reliq.relay(Relay(database))
 
-    reliq.assert_published(CLOSING, Unpaid(number), id=f"close-{number}", due=reliq.now + PAY_WITHIN)
+    reliq.assert_published(CLOSING, Unpaid(number), id=f"close-{number}", due=placed_at + PAY_WITHIN)
     assert reliq.assert_published(MAILS).body.to == "a@b.example"
 
 
