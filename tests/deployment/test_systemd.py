@@ -82,13 +82,14 @@ def test_worker_notifies_systemd_while_redis_is_away_ready_and_stopping(managed,
         code = service.stop()
 
     assert code == 0, service.said
+    service.hears("STOPPING=1")
     assert "READY=1" not in before
     assert "STATUS=starting: process 0, 1, 2, 3" in before
     assert service.lines().count("READY=1") == 1
     assert "STATUS=processes: 4" in service.lines()
     longest = int((GRACE + STOP_MARGIN_SECONDS + EXIT_SECONDS) * 1e6)
     assert service.told[-1].splitlines() == ["STOPPING=1", f"EXTEND_TIMEOUT_USEC={longest}", "STATUS=stopping"]
-    assert service.members() == []
+    eventually(lambda: not service.members(), "all its processes are gone")
     assert len(inherited) >= 4
     assert [name for one in inherited for name in one if name.startswith(("NOTIFY_", "WATCHDOG_"))] == []
 
@@ -117,16 +118,18 @@ def test_relay_notifies_systemd_while_redis_is_away_ready_and_stopping(managed, 
 
     with EmbeddedRedis(server=server_path, port=redis):
         eventually(lambda: orders.counts().ready == 1, "the row is moved")
-        back = answer(port, "/live")[0], answer(port, "/ready")[0]
+        eventually(lambda: answer(port, "/ready")[0] == 200, "the relay is ready")
+        back = answer(port, "/live")[0]
         code = service.stop()
 
     assert code == 0, service.said
-    assert (away, back) == ((200, 503), (200, 200))
+    service.hears("STOPPING=1")
+    assert (away, back) == ((200, 503), 200)
     assert service.lines().count("READY=1") == 1
     longest = int((STOP_MARGIN_SECONDS + EXIT_SECONDS) * 1e6)
     assert service.told[-1].splitlines() == ["STOPPING=1", f"EXTEND_TIMEOUT_USEC={longest}", "STATUS=stopping"]
     assert int(settings(RELAY)["TimeoutStopSec"]) * 1e6 >= longest
-    assert service.members() == []
+    eventually(lambda: not service.members(), "all its processes are gone")
 
 
 def test_relay_with_a_hanging_round_sends_no_watchdog_message(monkeypatch, tmp_path):
