@@ -52,7 +52,7 @@ def hold_the_interpreter(how: str) -> None:
     ctypes.PyDLL(None).sleep(seconds)
 
 
-@consumer.handler(HELD, lease=3, timeout=600)
+@consumer.handler(HELD, lease=6, timeout=600)
 def held(how: str, job: Job[str]) -> None:
     if how.startswith("with a child "):
         how = how.removeprefix("with a child ")
@@ -112,12 +112,12 @@ def waiting(key: str, job: Job[str]) -> None:
     notes().hset("pid", job.id, os.getpid())
 
 
-@consumer.handler(GOOD, lease=2, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
+@consumer.handler(GOOD, lease=10, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
 def good(number: int) -> None:
     time.sleep(GOOD_SECONDS)
 
 
-@consumer.handler(AGOOD, lease=2, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
+@consumer.handler(AGOOD, lease=10, backoff=wait_fixed(0.1), concurrency=GOOD_SLOTS)
 async def agood(number: int) -> None:
     await asyncio.sleep(GOOD_SECONDS)
 
@@ -142,6 +142,6 @@ def misbehave_async(queue: Queue[str], deeds: dict[str, table.Deed], **options: 
 PATIENT = {"lease": 20}
 misbehave(PLAIN, table.PLAIN | table.LASTING, timeout=60, **PATIENT)
 misbehave_async(ASYNC, table.ASYNC, timeout=60, **PATIENT)
-misbehave_async(SLOW, table.SLOW, timeout=6, **PATIENT)
-misbehave(DEADLY, table.DEADLY, timeout=600, lease=2)
+misbehave_async(SLOW, table.SLOW, timeout=10, **PATIENT)
+misbehave(DEADLY, table.DEADLY, timeout=600, lease=10)
 misbehave_async(DEADLY_ASYNC, table.DEADLY_ASYNC, timeout=60, **PATIENT)

@@ -196,7 +196,7 @@ LASTING = {
 #: Slower misbehaviours that the process survives.
 SLOW = {
     "blocks the loop": Deed(block_the_loop, ACKED, "the event loop has not run for"),
-    "waits for a thread beyond its timeout": Deed(lambda: asyncio.to_thread(time.sleep, 12), FAILED),
+    "waits for a thread beyond its timeout": Deed(lambda: asyncio.to_thread(time.sleep, 30), FAILED),
 }
 
 #: Misbehaviours that end their process, or may.

@@ -102,7 +102,7 @@ def test_handler_that_ignores_its_timeout_ends_with_its_process(worker, deeds, c
 
 def test_single_handler_that_holds_the_interpreter_keeps_its_lease(worker, deeds, client):
     worker("--concurrency", "1", "--queue", "held", "--queue", "good")
-    bad = deeds.HELD.publish("8").id
+    bad = deeds.HELD.publish("14").id
     eventually(lambda: started(client, bad), "the handler holds the interpreter")
     deeds.GOOD.publish_many(range(20))
     worker("--concurrency", "1", "--queue", "held", "--queue", "good")

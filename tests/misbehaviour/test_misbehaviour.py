@@ -151,7 +151,7 @@ def test_misdeeds_in_a_thread_or_loop_stop_no_good_handler(worker, deeds, client
 
 @pytest.mark.parametrize("part", [0, 1], ids=["one half", "the other half"])
 def test_misdeeds_to_a_process_stop_no_good_handler(worker, deeds, client, mark, tmp_path, port, good, part):
-    process = worker("--concurrency", str(SLOTS), "--gil-timeout", "3", "--metrics-port", str(port), "--grace", "1")
+    process = worker("--concurrency", str(SLOTS), "--gil-timeout", "5", "--metrics-port", str(port), "--grace", "1")
     supervisor = psutil.Process(process.process.pid)
     before, done = (), {}
     tables = {deeds.DEADLY: table.DEADLY, deeds.DEADLY_ASYNC: table.DEADLY_ASYNC}
