@@ -3,6 +3,7 @@
 import socket
 import struct
 import threading
+from contextlib import suppress
 
 from listener import Listener, received
 
@@ -55,10 +56,11 @@ class Proxy(Listener):
             back.join()
 
     def _back(self, server, client, lose):
-        while data := received(server):
-            self.late += not self._may_answer.wait(20)
-            if lose.is_set():
-                self.swallowed += 1
-                client.shutdown(socket.SHUT_RDWR)
-                return
-            client.sendall(data)
+        with suppress(OSError):  # the client has gone
+            while data := received(server):
+                self.late += not self._may_answer.wait(20)
+                if lose.is_set():
+                    self.swallowed += 1
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                client.sendall(data)

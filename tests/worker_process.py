@@ -41,9 +41,9 @@ class Command:
         if change:
             program = ["-c", f"{change}; import reliq.cli.app as app; app.main()"]
         command = [sys.executable, *program, *words]
-        self.process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        # A killed process may leave a part of a character.
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, text=True, errors="replace", **pipes)
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
