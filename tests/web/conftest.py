@@ -7,7 +7,7 @@ from site_page import site_of
 from waiting import eventually
 
 from reliq import Admin, Consumer, Queue, WorkerSettings
-from reliq.keys import Keys
+from reliq.keys import Keys, worker_key
 from reliq.redis import commands
 from reliq.redis.commands import Worker
 from reliq.web import Access
@@ -52,12 +52,13 @@ def orders(url):
 
 @pytest.fixture
 def alive(client):
-    """Write the record of a worker process."""
+    """Write the record of a worker process, which lasts longer than 15 seconds."""
 
     def write(id):
         now = time.time()
         for beat in commands.write_worker(Worker(id, "shop", 7, "1.2", ("orders",), 4, 0, now, now, now)):
             client.execute_command(*beat.command)
+        client.persist(worker_key(id))
 
     return write
 

@@ -205,9 +205,9 @@ def test_live_page_changes_without_a_reload_and_keeps_a_form_half_filled_in(wind
 def test_hidden_page_asks_for_nothing_until_it_is_seen_again(windows, address):
     page, asked = windows["script"].context.browser.new_page(), []
     page.clock.install()
+    page.add_init_script("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     page.goto(address)
     page.on("request", lambda request: asked.append(request.url))
-    page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
     page.clock.run_for(60_000)
     while_hidden = [url for url in asked if "/static/" not in url]
     page.evaluate("delete document.hidden")
