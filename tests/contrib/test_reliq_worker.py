@@ -25,7 +25,7 @@ INSTALLED_APPS = ["reliq.contrib.django", "shop", *BACKPORT]
 NAME = Path(__file__).parents[1] / "shop.db"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": NAME, "OPTIONS": {"timeout": 60}}}
 BACKEND = {"BACKEND": "reliq.contrib.django.tasks.ReliqBackend"}
-TASKS = {"default": BACKEND, "mails": BACKEND | {"QUEUES": ["mails"], "OPTIONS": {"handler": {"lease": 1}}}}
+TASKS = {"default": BACKEND, "mails": BACKEND | {"QUEUES": ["mails"], "OPTIONS": {"handler": {"lease": 3}}}}
 USE_TZ = True
 """
 TASKS = """
