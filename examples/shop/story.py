@@ -42,7 +42,7 @@ class MailServer(BaseHTTPRequestHandler):
 
 def until(there: Callable[[], object], what: str) -> None:
     """Wait until `there` returns a true value; `what` names the condition in the error."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not there():
         if time.monotonic() > deadline:
             raise TimeoutError(f"it never came: {what}")
