@@ -4,6 +4,7 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from itertools import count
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import msgspec
@@ -107,6 +108,12 @@ def claim():
         return run_transition(queue, "claim", call, limit=limit, lease_ms=lease_ms, **options).claimed
 
     return make
+
+
+@pytest.fixture
+def unhurried(monkeypatch):
+    """Hold the clock of searches: only a search with `for_seconds=0` runs out of time."""
+    monkeypatch.setattr("reliq.admin.messages.time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 @pytest.fixture

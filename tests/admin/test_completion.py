@@ -7,7 +7,6 @@ import shutil
 import socket
 import string
 import sys
-from pathlib import Path
 
 import pytest
 from hostile import NAMES
@@ -20,6 +19,14 @@ from reliq.keys import QUEUES_KEY
 #: Reopens its terminal to make it the controlling terminal, which a shell needs.
 ON_TERMINAL = ("sh", "-c", 'exec "$@" <"$(tty)"', "sh")
 SHELLS = {"bash": ["bash", "--norc", "--noprofile", "-i"], "zsh": ["zsh", "-f", "-i"], "fish": ["fish", "-N", "-i"]}
+#: The command, but with more time to read the names.
+PATIENT = f"""#!{sys.executable}
+import reliq.cli.options as options
+from reliq.cli.app import main
+
+options.COMPLETION_SECONDS = 100.0
+main()
+"""
 every_shell = pytest.mark.parametrize("shell", SHELLS)
 
 
@@ -27,6 +34,7 @@ every_shell = pytest.mark.parametrize("shell", SHELLS)
 def completed(url, monkeypatch, capsys):
     """Complete the last of these words as a shell does; return the completions."""
     monkeypatch.setenv("RELIQ_URL", url)
+    monkeypatch.setattr("reliq.cli.options.COMPLETION_SECONDS", 100.0)
 
     def complete(line, shell="bash"):
         words = {"_RELIQ_COMPLETE": f"complete_{shell}", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
@@ -83,7 +91,11 @@ def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell
         must_run_in_ci(f"{shell} is not installed (Debian: apt-get install {shell})")
     client.hset(QUEUES_KEY, mapping={r"hdt3213 x\$(touch ran)": "1", "hdt3213 evil;touch ran": "1"})
     (tmp_path / "evil-file").touch()
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    program = tmp_path / "bin" / "reliq"
+    program.parent.mkdir()
+    program.write_text(PATIENT)
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
     start = "autoload -Uz compinit; compinit -u -D; " if shell == "zsh" else ""
     typed = terminal(program=(*ON_TERMINAL, *SHELLS[shell]), folder=tmp_path, **environment)
@@ -104,6 +116,7 @@ def test_completion_of_hostile_queue_names_in_a_real_shell_runs_no_command(shell
 
 def test_completion_without_redis_or_with_a_url_in_a_file_offers_nothing(completed, known, url, tmp_path, monkeypatch):
     assert completed("reliq show --url redis://127.0.0.1:1/0 ") == [], "the URL of the line is the one"
+    monkeypatch.setattr("reliq.cli.options.COMPLETION_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for away in ("redis://127.0.0.1:1/0", "no URL", f"redis://127.0.0.1:{silent.getsockname()[1]}/0"):
             monkeypatch.setenv("RELIQ_URL", away)

@@ -168,7 +168,8 @@ def test_rate_is_kept_by_waiting_and_a_long_wait_reports_progress(monkeypatch, q
     assert 1.5 < steps[-1] - steps[0] <= 2.1
 
 
-def test_large_letters_are_read_one_at_a_time(queue, admin, client):
+def test_large_letters_are_read_one_at_a_time(queue, admin, client, monkeypatch):
+    monkeypatch.setattr("reliq.admin.show.SEARCH_SECONDS", 100.0)
     for number in range(12):
         client.xadd(queue.keys.dead, {"id": f"large-{number}", "value": b"x" * 1_000_000, "note": "failed 1 x"})
     client.hset(queue.keys.totals, mapping={"published": 12, "dead": 12})

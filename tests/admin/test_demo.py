@@ -43,7 +43,7 @@ def demo(tmp_path, monkeypatch):
         process.kill()
         process.communicate()
     sessions = {process.pid for process in started}
-    eventually(lambda: not left(mark, sessions), "every process of the demo has ended", seconds=15)
+    eventually(lambda: not left(mark, sessions), "every process of the demo has ended")
     assert list(temporary.iterdir()) == []
 
 
@@ -61,7 +61,7 @@ def left(mark, sessions):
 @pytest.mark.parametrize("named", ["environment", "file"])
 def test_demo_keeps_its_claim_and_uses_no_other_redis(demo, url, client, tmp_path, named):
     """Without protection, the setting `queues` would change the demo's workers."""
-    commands = client.info("stats")["total_commands_processed"]
+    connections = client.info("stats")["total_connections_received"]
     if named == "file":
         (tmp_path / "pyproject.toml").write_text(f"[tool.reliq]\nurl = {url!r}\nqueues = ['orders']\n")
 
@@ -71,7 +71,7 @@ def test_demo_keeps_its_claim_and_uses_no_other_redis(demo, url, client, tmp_pat
     assert (process.returncode, err) == (0, ""), out
     assert RAN_AGAIN.search(out), out
     assert ACCOUNT in out
-    assert client.info("stats")["total_commands_processed"] == commands + 1  # INFO itself
+    assert client.info("stats")["total_connections_received"] == connections
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -9,6 +9,8 @@ from hostile import spoil
 from reliq.admin import Filter, messages
 from reliq.errors import ConfigurationError
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 STATES = ("pending", "ready", "unack", "retry", "garbage", "dead")
 
 

@@ -250,6 +250,7 @@ def test_shard_that_does_not_exist_is_refused(command, filled, admin):
         Admin(shard=-1)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_pages_cover_all_shards_once(filled, admin):
     for state, limit in product(HELD, (1, 3, 50)):
         found = pages(admin, state, limit)
@@ -277,6 +278,7 @@ def test_dead_letters_of_the_same_time_in_two_shards_appear_once(client, map_is,
     assert seen == [f"s{shard}-{number}" for shard in range(SHARDS) for number in (2, 1)]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_search_continues_from_shard_to_shard(filled, admin):
     for state in ("pending", "ready", "unack", "dead"):
         found = searches(admin, state, Filter(match="number"), limit=2)

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -86,9 +86,9 @@ def test_bench_that_ends_amid_a_drain_leaves_no_key_and_no_process(started, clie
 def test_bench_with_a_killed_worker_fails_with_the_reason_and_leaves_no_key(started, client: redis.Redis):
     process = started("--messages", "100000")
     ours = psutil.Process(process.pid)
-    eventually(lambda: _workers(ours) and client.exists("reliq:workers"), "a worker process runs")
+    worker, *_ = eventually(lambda: client.exists("reliq:workers") and _workers(ours), "a worker process runs", 200)
 
-    _workers(ours)[0].kill()
+    worker.kill()
 
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 1
@@ -97,7 +97,12 @@ def test_bench_with_a_killed_worker_fails_with_the_reason_and_leaves_no_key(star
 
 
 def _workers(ours: psutil.Process) -> list[psutil.Process]:
-    return [child for child in ours.children() if "reliq.admin.bench" in child.cmdline()]
+    found = []
+    for child in ours.children():
+        with suppress(psutil.Error):  # it has just ended
+            if "reliq.admin.bench" in child.cmdline():
+                found.append(child)
+    return found
 
 
 def test_bench_on_a_redis_in_use_asks_and_leaves_other_keys_alone(started, client: redis.Redis):
