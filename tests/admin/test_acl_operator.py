@@ -187,6 +187,8 @@ def test_operator_may_change_shards_periodic_entries_and_due_times(login, refuse
 
 def test_viewer_may_run_every_command_that_reads_and_no_other(scene, login, refused, client, command):
     viewer = login("viewer", "q", "other")
+    for key in client.scan_iter():
+        client.persist(key)
     before = {key: client.dump(key) for key in client.scan_iter()}
     reading = [*SEEING, ("check q", '"lost"'), ("shards q", '"n":1'), ("cron list", "[]")]
 

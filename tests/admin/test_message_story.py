@@ -14,7 +14,7 @@ from reliq.keys import Layout
 from reliq.redis.commands import RunningJob
 
 #: In microseconds: after every lease and every wait of these tests.
-LATER = int(time.time() * 1e6) + 3_600_000_000
+LATER = int(time.time() * 1e6) + 86_400_000_000
 
 
 @pytest.fixture
