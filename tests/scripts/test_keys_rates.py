@@ -81,9 +81,11 @@ def test_the_claim_that_uses_the_rate_up_watches_for_the_next_start(
     token()
     client.set(keys.watch, "another", px=2000)
 
-    answer = run(t.claim(keys, t.CallNumber("w", 1), limit=50, lease_ms=1000, watcher="me", clock=NOON))
+    call = t.claim(keys, t.CallNumber("w", 1), limit=50, lease_ms=1000, watcher="me", clock=NOON)
+    with client.pipeline() as pipe:  # the watch would end after two seconds
+        reply, _ = pipe.execute_command(*call.command_in_full).persist(keys.watch).execute()
+    answer = call.read(reply)
     assert (len(answer.claimed), answer.behind, answer.promote_in_ms) == (5, 0, 10)
-    client.persist(keys.watch)
     publish_under("b", "later")
     assert (client.get(keys.watch), token()) == (b"me", False)
 

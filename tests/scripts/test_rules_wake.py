@@ -36,8 +36,7 @@ def test_only_a_due_time_before_all_others_pushes_a_token_and_ends_the_watch(
             t.redrive(keys, [(letters[at], f"dead{at}", 1)], ttl_ms=9000, delay_ms=ms, clock=NOON)
         ),
     }[verb]
-    ask("me")
-    client.persist(keys.watch)
+    client.set(keys.watch, "me")  # as after a claim, but not for two seconds only
     token()
 
     make(0, 60_001)
@@ -72,50 +71,60 @@ def test_a_claim_that_leaves_work_behind_pushes_a_token(publish, claim, run, key
 
 
 @pytest.fixture
-def ask(run, keys, claim_turn):
-    """Claim nothing, as a process that would watch; return its waits."""
+def ask_together(client, keys, claim_turn):
+    """
+    Claim nothing, as processes that would watch; return their waits, and the process that watches then.
 
-    def make(watcher, clock=NOON):
-        answer = run(t.claim(keys, claim_turn(), limit=1, lease_ms=60_000, watcher=watcher, clock=clock))
-        return answer.promote_in_ms, answer.reclaim_in_ms
+    All run in one step of the server, because a watch ends after two seconds.
+    """
+
+    def make(*watchers, clock=NOON):
+        options = {"limit": 1, "lease_ms": 60_000, "clock": clock}
+        calls = [t.claim(keys, claim_turn(), watcher=watcher, **options) for watcher in watchers]
+        with client.pipeline() as pipe:
+            for call in calls:
+                pipe.execute_command(*call.command_in_full)
+            *replies, watcher, left_ms = pipe.get(keys.watch).pttl(keys.watch).execute()
+        assert watcher is None or 0 < left_ms <= 2000
+        answers = [call.read(reply) for call, reply in zip(calls, replies, strict=True)]
+        return [(answer.promote_in_ms, answer.reclaim_in_ms) for answer in answers], watcher
 
     return make
+
+
+@pytest.fixture
+def ask(ask_together):
+    """Claim nothing, as a process that would watch; return its waits."""
+    return lambda watcher, clock=NOON: ask_together(watcher, clock=clock)[0][0]
 
 
 REFUSED = (t.NOT_WATCHING, t.NOT_WATCHING)
 IDLE = (t.NOTHING_DUE, t.NOTHING_DUE)
 
 
-def test_the_first_idle_process_watches_until_its_watch_is_over_or_lasts_too_long(ask, client, keys):
-    assert ask("") == REFUSED
-    assert client.exists(keys.watch) == 0
-
-    assert [ask(name) for name in ("me", "you", "me")] == [IDLE, REFUSED, IDLE]
-    assert client.get(keys.watch) == b"me"
-    client.pexpire(keys.watch, 60_000)
-    assert ask("me") == IDLE
-    assert 0 < client.pttl(keys.watch) <= 2000
+def test_the_first_idle_process_watches_until_its_watch_is_over_or_lasts_too_long(ask_together, client, keys):
+    assert ask_together("") == ([REFUSED], None)
+    assert ask_together("me", "you", "me") == ([IDLE, REFUSED, IDLE], b"me")
 
     client.delete(keys.watch)
-    assert ask("you") == IDLE
+    assert ask_together("you") == ([IDLE], b"you")
 
-    for lasts_ms in (600_000, 3_600_000, None):  # longer than two seconds, so not of a process
-        client.set(keys.watch, "a dead one", px=lasts_ms)
-        assert ask("me") == IDLE
-        assert client.get(keys.watch) == b"me"
-        assert 0 < client.pttl(keys.watch) <= 2000
+    for name in (b"me", b"a dead one"):
+        for lasts_ms in (600_000, 3_600_000, None):  # longer than two seconds, so not of a process
+            client.set(keys.watch, name, px=lasts_ms)
+            assert ask_together("me") == ([IDLE], b"me")
 
 
 @pytest.mark.foreign_hands
-def test_a_watch_of_another_type_is_written_anew(ask, publish, client, keys):
+def test_a_watch_of_another_type_is_written_anew(ask_together, publish, client, keys):
     client.sadd(keys.watch, "x")
 
     publish("m", delay_ms=1)
     assert client.exists(keys.watch) == 0
     client.sadd(keys.watch, "x")
 
-    assert ask("me") != REFUSED
-    assert client.get(keys.watch) == b"me"
+    [waits], watcher = ask_together("me")
+    assert (waits != REFUSED, watcher) == (True, b"me")
 
 
 def test_the_watcher_gets_both_due_times_rounded_so_that_it_never_wakes_early(publish, claim, ask):
