@@ -281,7 +281,7 @@ def test_a_paused_queue_a_repeated_claim_and_a_cancelled_head_spend_nothing(
     assert not serve()
     client.delete(keys.paused)
     assert run(t.cancel(keys, ["x"], clock=NOON, tombstone_ms=1000)) is not None
-    call = t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=1000, clock=NOON)
+    call = t.claim(keys, t.CallNumber("w", 1), limit=9, lease_ms=HOUR_MS, clock=NOON)
 
     assert [one.id for one in run(call).claimed] == ["a"]
     before = client.zrange(keys.rates, 0, -1, withscores=True)

@@ -575,7 +575,7 @@ def test_each_job_of_killed_workers_that_is_acked_has_a_result(url, tmp_path, cl
         command.stop()
         command.close()
 
-    ids = [key.decode().rpartition(":")[2] for key in client.scan_iter("*:result:*", count=1000)]
+    ids = [key.decode().rpartition(":")[2] for key in client.keys("*:result:*")]
     found = [queue.status(id) for id in ids]
     assert queue.counts().totals["acked"] == len(ids) == 300
     assert all(len(status.result) == 2 for status in found)

@@ -89,7 +89,7 @@ def _sum_up(arena: Arena) -> None:
         look = scan.take(client, keys)
         dead = [fields[b"id"].decode() for _, fields in client.xrange(keys.dead)]
         left = scan.leftovers(client, keys)
-        results = sum(1 for _ in client.scan_iter(f"{pattern(keys.result(''))}*", count=1000))
+        results = len({*client.scan_iter(f"{pattern(keys.result(''))}*", count=1000)})
         facts = {"totals": look.totals, "alive": look.alive, "dead": dead, "left": left, "results": results}
         arena.journal.write("final", queue=place, **facts)
     arena.journal.write("ended", places=places)

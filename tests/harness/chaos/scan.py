@@ -123,7 +123,7 @@ def balance(totals: Mapping[str, int], alive: int) -> int:
 def leftovers(client: redis.Redis, keys: Keys) -> dict[str, int]:
     """Return how many Redis keys remain that must not exist when no message is alive."""
     base = keys.pending.removesuffix("pending")
-    names = [key.decode().removeprefix(base) for key in client.scan_iter(f"{pattern(base)}*", count=1000)]
+    names = {key.decode().removeprefix(base) for key in client.scan_iter(f"{pattern(base)}*", count=1000)}
     return Counter(name for name in (name.partition(":")[0] for name in names) if name in GONE_AT_THE_END)
 
 
