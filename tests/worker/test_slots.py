@@ -1,6 +1,5 @@
 """The slots of a process: waiting messages, the thread of each running message, and the room for claims."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +10,13 @@ from reliq.worker.slots import HOLD_SECONDS
 
 
 @pytest.fixture
-def slots_of(inflight_of, new_deliveries):
-    """Make the slots of a process without running threads."""
+def slots_of(inflight_of, new_deliveries, monkeypatch):
+    """Make the slots of a process without running threads; their clock moves only when the test moves it."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("reliq.worker.slots.time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def make(concurrency):
-        inflight = inflight_of(concurrency)
+        inflight, clock.now = inflight_of(concurrency), 0.0
 
         def put(handler, amount):
             deliveries = new_deliveries(amount, handler)
@@ -27,17 +28,17 @@ def slots_of(inflight_of, new_deliveries):
             return inflight.wait_for_capacity([QueueClaims(handler)], 0)[0]
 
         def run_one(seconds):
-            """End a call that took `seconds`."""
+            """Run a call that takes `seconds`."""
             run = inflight.next_plain(None)
-            run.started_at -= seconds
+            clock.now += seconds
             inflight.next_async([run])
 
-        return SimpleNamespace(inflight=inflight, put=put, capacity=capacity, run_one=run_one)
+        return SimpleNamespace(inflight=inflight, put=put, capacity=capacity, run_one=run_one, clock=clock)
 
     return make
 
 
-def test_as_many_messages_are_prefetched_as_start_soon(acking, slots_of, monkeypatch):
+def test_as_many_messages_are_prefetched_as_start_soon(acking, slots_of):
     (handler,) = acking.handlers
     for seconds, ahead in ((HOLD_SECONDS / 10, 40), (HOLD_SECONDS / 1000, 1500), (HOLD_SECONDS, 0), (60, 0)):
         slots = slots_of(4)
@@ -50,8 +51,7 @@ def test_as_many_messages_are_prefetched_as_start_soon(acking, slots_of, monkeyp
     slots.put(handler, 2)
     slots.run_one(0.001)
     assert slots.capacity(handler).ahead > 0
-    later = time.monotonic() + HOLD_SECONDS  # the second call takes longer than the first
-    monkeypatch.setattr("reliq.worker.slots.time", SimpleNamespace(monotonic=lambda: later))
+    slots.clock.now += 2 * HOLD_SECONDS  # the second call takes longer than the first
     assert slots.capacity(handler).ahead == 0
 
 
