@@ -24,13 +24,13 @@ def test_workers_keep_a_rate_together_and_claim_nothing_in_vain(make_queue, work
     queue, count = make_queue(rate=f"{RATE}/s", burst=BURST), 150
     queue.publish_many(["x"] * count)
 
-    workers(3, queue)
     began = time.monotonic()
+    workers(3, queue)
     recorder.wait_for(Acked, count)
     took = time.monotonic() - began
 
     lines = overheard.all()
-    assert took >= (count - BURST) / RATE - 0.2  # tolerance: the first start may precede the clock's reading
+    assert took >= (count - BURST) / RATE - 0.01  # tolerance: Redis has another clock
     # A poll may take a message for which another worker was just woken.
     assert len(claims_in(lines)) - len(recorder.of(Claimed)) <= count / 10
     assert len(tokens_in(lines, queue)) <= count + count / 10
@@ -78,7 +78,7 @@ def test_expired_messages_leave_the_starts_of_a_rate_to_others(limits, make_queu
     recorder.wait_for(Acked, 2)
     recorder.wait_for(Expired, len(gone))
     assert sorted(recorder.ids(Expired)) == sorted(gone)
-    assert (recorder.ids(Acked), queue.counts().waiting) == (["first", "second"], 1)
+    assert (sorted(recorder.ids(Acked)), queue.counts().waiting) == (["first", "second"], 1)  # they ran side by side
 
 
 def test_running_worker_wakes_every_key_that_sleeps_for_a_rate_that_is_cleared(make_queue, workers, client, url):
