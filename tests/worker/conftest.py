@@ -194,6 +194,13 @@ def no_looks(monkeypatch):
     monkeypatch.setattr("reliq.worker.upkeep.ROUND_SECONDS", 2 * NEVER_SECONDS)  # the first round has run by then
     monkeypatch.setattr("reliq.worker.engine.WORKER_TIMEOUT_SECONDS", 2 * NEVER_SECONDS)
     monkeypatch.setattr("reliq.worker.engine.LEAST_REPLY_SECONDS", 2 * NEVER_SECONDS)
+    monkeypatch.setattr("reliq.worker.engine.Planner.step", lambda planner: NEVER_SECONDS)  # it polls for schedules
+
+
+@pytest.fixture
+def no_returns(monkeypatch):
+    """A worker that returns no message because it waits for its start; without this, a pause of 0.1 s is enough."""
+    monkeypatch.setattr("reliq.worker.settler.HOLD_SECONDS", NEVER_SECONDS)
 
 
 @pytest.fixture

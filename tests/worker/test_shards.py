@@ -36,7 +36,9 @@ def test_a_worker_serves_every_shard_of_a_queue_and_drains_it(queue, acking, wor
     assert sum(int(client.hget(keys.totals, "acked")) for keys in shards) == 338
 
 
-def test_a_message_stays_in_its_shard_to_its_end(queue, consumer, start, recorder, spread, put, client, gate):
+def test_a_message_stays_in_its_shard_to_its_end(
+    no_returns, queue, consumer, start, recorder, spread, put, client, gate
+):
     shards = spread(queue, 4)
 
     @consumer.handler(queue, lease=0.6)
@@ -208,7 +210,7 @@ def test_a_shard_that_another_watches_is_looked_at_seldom(queue, acking, fetcher
 
 @pytest.mark.parametrize("number", [pytest.param(1, id="one shard"), pytest.param(16, id="16 shards")])
 def test_a_message_costs_four_scripts_and_a_wait_however_many_shards_there_are(
-    no_looks, queue, acking, start, recorder, spread, put, client, ran, monkeypatch, number
+    no_looks, no_returns, queue, acking, start, recorder, spread, put, client, ran, monkeypatch, number
 ):
     monkeypatch.setattr("reliq.worker.fetcher.RUSH_SECONDS", -1.0)
     shards = spread(queue, number)

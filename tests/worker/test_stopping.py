@@ -93,7 +93,7 @@ def test_a_coroutine_that_outlasts_the_grace_period_goes_back_unspent(queue, con
     assert (queue.counts().ready, client.hget(queue.keys.retries_left, "x")) == (1, b"1")
 
 
-def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(make_queue, consumer, start, recorder):
+def test_a_running_job_learns_of_the_stop_and_may_give_way_unspent(no_returns, make_queue, consumer, start, recorder):
     answers, gives_way = make_queue("answers"), make_queue("gives-way")
 
     @consumer.handler(answers)

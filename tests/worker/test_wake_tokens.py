@@ -44,7 +44,9 @@ def all_ran(cluster, ran):
     return lambda: sum((ran(cluster.client(one)) for one in cluster.primaries()), Counter())
 
 
-def test_messages_are_found_by_their_tokens_alone(no_looks, queues_on, cluster, blocked, all_ran, start, recorder):
+def test_messages_are_found_by_their_tokens_alone(
+    no_looks, no_returns, queues_on, cluster, blocked, all_ran, start, recorder
+):
     count = 20
     consumer, queues = Consumer(cluster.url, observers=[recorder]), queues_on(count)
     for queue in queues:
