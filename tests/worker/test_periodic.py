@@ -377,9 +377,10 @@ def test_a_worker_publishes_the_ticks_of_its_entries(consumer, make_queue, start
     consumer.handler(queue)(lambda body, job: seen.append((job.id, body)))
     assert "ticker" not in start()._loops
     consumer.stop()
-    consumer.every(1, queue=queue, body=lambda tick: {"at": int(tick.timestamp())}, name="e")
+    body = lambda tick: {"at": int(tick.timestamp())}  # noqa: E731
+    consumer.every(1, queue=queue, body=body, name="e", catch_up="all")  # after a pause of this machine, too
 
-    start()
+    start(concurrency=1)
 
     eventually(lambda: len(seen) >= 2, "two ticks are worked")
     first = seen[0][1]["at"]

@@ -457,6 +457,7 @@ def test_periodic_task_and_included_tasks(make_tasks, url, start, recorder):
     report.publish("now")
     start(both)
     recorder.wait_for(Acked, 2)
+    eventually(lambda: Admin(url).crons(["default"]), "the worker has registered the periodic job")
     Admin(url).run_cron("default", "daily")
     recorder.wait_for(Acked, 3)
 
