@@ -165,7 +165,8 @@ class Order:
 
 def test_a_body_that_does_not_decode_waits_for_a_newer_worker(make_queue, consumer, start, recorder, url):
     old, new = consumer, Consumer(url, observers=[recorder])
-    old.handler(make_queue(body=Order), backoff=SOON)(lambda order: None)
+    # Long enough that retries are left when the old worker has stopped.
+    old.handler(make_queue(body=Order), backoff=wait_fixed(1))(lambda order: None)
     new.handler(make_queue(body=dict), backoff=SOON)(lambda order: None)
     make_queue(body=dict).publish({"number": "secret-7"})
 

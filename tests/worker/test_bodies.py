@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from tenacity import wait_fixed
 from transition import run_transition
 
 from reliq.lua.transitions import CallNumber
@@ -85,7 +86,8 @@ def test_bodies_are_read_in_trips_of_limited_size(
     assert (made.noted.trips, made.groups) == (trips, groups)
 
 
-def test_a_read_that_fails_is_made_again_and_loses_nothing(serve, consumer, parts):
+def test_a_read_that_fails_is_made_again_and_loses_nothing(serve, consumer, parts, monkeypatch):
+    monkeypatch.setattr("reliq.worker.loop.RECONNECT", wait_fixed(60))  # the test ends the backoff itself
     broken, _ = (serve(name, ["x"] * 4) for name in ("broken", "whole"))
     made = parts(consumer)
     reads = made.reader.next_reads()

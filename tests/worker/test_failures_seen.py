@@ -205,7 +205,8 @@ def test_a_task_that_ends_the_event_loop_is_logged_without_its_text(queue, consu
 
 
 def test_a_hook_hears_of_a_thread_that_overran_and_where_it_stands(queue, consumer, work_until, gate, records, told):
-    consumer.handler(queue, timeout=0.1)(lambda body: gate.pass_through())
+    # Long enough for the handler to come to the gate on a busy machine.
+    consumer.handler(queue, timeout=1)(lambda body: gate.pass_through())
     queue.publish("x", id="m")
     work_until(Handled, outcome="timeout")
     eventually(lambda: told, "the hook has heard")

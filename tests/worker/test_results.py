@@ -328,7 +328,9 @@ def test_progress_of_a_short_job_is_stored_with_its_failure(queue, consumer, sta
     assert (status.progress, status.note) == (1.0, "x" * 200)
 
 
-def test_reports_are_stored_at_most_once_a_second(queue, consumer, caller, inflight_of):
+def test_reports_are_stored_at_most_once_a_second(queue, consumer, caller, inflight_of, monkeypatch):
+    clock = SimpleNamespace(now=time.monotonic())
+    monkeypatch.setattr("reliq.worker.settler.time", SimpleNamespace(monotonic=lambda: clock.now))
     consumer.handler(queue)(lambda body: None)
     id = queue.publish("x").id
     (held,) = deliveries_of([claimed_of(queue, caller)], consumer.handlers[0], time.monotonic())
@@ -342,7 +344,7 @@ def test_reports_are_stored_at_most_once_a_second(queue, consumer, caller, infli
         return queue.status(id).note
 
     assert [report("first"), report("second")] == ["first", "first"]
-    renewer._saved_at -= CHECKPOINT_SECONDS
+    clock.now += CHECKPOINT_SECONDS
     assert report("third") == "third"
     assert not held.unsaved
 

@@ -72,13 +72,13 @@ def test_a_queue_with_all_slots_is_logged_once(serve, make_queue, consumer, star
     waiting.publish("x")
     eventually(lambda: caplog.messages, "the log names the queue")
     four_rounds()
-    gate.open()
-    recorder.wait_for(Acked, queue="waiting")
 
     (line,) = caplog.messages
     assert line.startswith(
         "worker: all 3 slots have been held for 0 s, 3 of them by queue hanging, while messages wait in waiting: "
     )
+    gate.open()
+    recorder.wait_for(Acked, queue="waiting")
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine", "last chance"])
