@@ -171,6 +171,12 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let publishes wait long for a reply: on a busy machine, a server may be held up for seconds."""
+    monkeypatch.setattr("reliq.redis.client.PUBLISH_TIMEOUT_SECONDS", 20.0)
+
+
+@pytest.fixture
 def client(url: str) -> Iterator[redis.Redis]:
     with redis.Redis.from_url(url) as client:
         yield client

@@ -10,6 +10,8 @@ from reliq import ConfigurationError, Durability, PublishFailed, Queue
 from reliq.redis import commands
 from reliq.testing.server import bundled_server
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 ALWAYS = {"appendonly": "yes", "appendfsync": "always"}
 
 

@@ -9,6 +9,8 @@ from waiting import eventually
 
 from reliq import Durability, PublishFailed
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def test_message_redelivered_after_a_promotion_keeps_its_id(replicated, server_path, make_queue):
     primary, replica = replicated(server_path)

@@ -56,6 +56,7 @@ def test_resize_that_no_replica_confirms_is_refused(cluster):
         admin.resize("sturdy", 8)
     assert not cluster.client(cluster.primary_of(queue.keys.map)).exists(queue.keys.epoch), "the map is confirmed first"
     cluster.resume(replica)
+    cluster.wait_until_ok()  # the next change waits for its confirmation for only half a second
     admin.resize("sturdy", 8)
 
     assert admin.shards("sturdy").map == ShardMap(1, 8, 1, "growing")

@@ -11,6 +11,9 @@ from proxy import Proxy
 from waiting import eventually
 
 from reliq import ConfigurationError, Durability, Queue, events
+from reliq.redis.server import PUBLISH_TIMEOUT_SECONDS
+
+pytestmark = pytest.mark.usefixtures("patient")
 
 ONE = Durability.replicas(1, timeout=20)
 SHORT = Durability.replicas(1, timeout=0.2)
@@ -82,7 +85,8 @@ def test_publish_reports_the_replicas_that_it_waited_for(pair, make_queue, call,
 
 
 @pytest.mark.parametrize("timeout", [0.2, 1.2], ids=["short", "longer than that of a reply"])
-def test_publish_without_an_answer_of_the_replica_is_not_durable(stopped, make_queue, call, timeout):
+def test_publish_without_an_answer_of_the_replica_is_not_durable(stopped, make_queue, call, timeout, monkeypatch):
+    monkeypatch.setattr("reliq.redis.client.PUBLISH_TIMEOUT_SECONDS", PUBLISH_TIMEOUT_SECONDS)
     seen = []
     queue = make_queue(stopped, observers=[seen.append])
 

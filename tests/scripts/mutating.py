@@ -6,7 +6,7 @@ from hashlib import sha1
 from reliq.lua import script, transitions
 
 
-def is_caught(monkeypatch, verb, old, new, play, seeds=60):
+def is_caught(monkeypatch, verb, old, new, play, seeds=240):
     """Return whether `play`, called with one seed after another, fails with `new` in the script `verb` in place of `old`."""
     original = script(verb)
     assert old in original.text

@@ -9,6 +9,8 @@ import redis
 from reliq import ConfigurationError, InsecureWarning, PublishFailed, Queue
 from reliq.redis.server import Connection, pool
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 HERE = ("IP:127.0.0.1", "DNS:localhost")
 
 
