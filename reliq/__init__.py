@@ -73,7 +73,7 @@ if _collision := _distribution.collision(__path__[0]):
 
 __version__ = _distribution.VERSION
 
-if not TYPE_CHECKING:  # type checkers use the imports above
+if not TYPE_CHECKING:  # type checkers use the imports above; at run time, a name is imported at its first use
     __getattr__, __dir__, __all__ = _distribution.lazy_names(
         __name__,
         {

@@ -24,7 +24,7 @@ B = TypeVar("B")
 #: The Python types of JSON values. A value without a type annotation is always decoded as one of these types.
 _JSON_TYPES = (str, int, float, bool, list, dict)
 _CONTAINERS = (list, tuple, Mapping)
-#: Bodies of these types are not decoded as a check: they have no annotated fields that decoding could change.
+#: A publish does not decode bodies of these types as a check: they have no annotated fields that decoding could change.
 _UNTYPED = (Any, dict, list, int, float, bool)
 
 _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -260,7 +260,7 @@ def _refuse_infinite(body: Any) -> None:
     while heap:
         match heap.pop():
             case float() as number if not math.isfinite(number):
-                raise BodyError("it has a float that is NaN or infinite")
+                raise BodyError("a float is NaN or infinite")
             case dict() as parts:
                 heap.extend(parts.values())
             case list() | tuple() | set() | frozenset() as parts:
@@ -330,7 +330,7 @@ class Codec(Generic[B]):
                     f"body must be {type_name(self.kind)}, but a worker could not decode it: {why}"
                 ) from None
             if lost:
-                raise BodyError(f"body of type {type(body).__name__} would not come back as it was sent: {lost}")
+                raise BodyError(f"body of type {type(body).__name__} would change when a worker decodes it: {lost}")
         return payload
 
     def decode(self, payload: bytes) -> B:

@@ -57,7 +57,7 @@ EXIT_REPLACE = 76
 EXIT_SECOND_SIGNAL = 130
 #: The signals that stop a worker gracefully.
 STOPS = (signal.SIGINT, signal.SIGTERM)
-#: The `part` of the events `RedisUnavailable` and `RedisRecovered` while the worker is starting.
+#: The value of `part` in the events `RedisUnavailable` and `RedisRecovered` while the worker is starting.
 STARTING = "start"
 #: How often the main thread checks whether the worker has finished, in seconds; a signal wakes it immediately.
 END_CHECK_SECONDS = 0.2
@@ -111,7 +111,7 @@ class Consumer(Registration):
         #: The thread that starts the worker once Redis is available, and the event that ends the thread's wait.
         self._starter: threading.Thread | None = None
         self._is_start_over = threading.Event()
-        #: The upper limit of the grace period in seconds, for settings that allow more.
+        #: The longest grace period in seconds, whatever the settings allow. It is reduced when the supervisor has ended.
         self.longest_grace = math.inf
         self.before_call: Callable[[HandlerCall], None] | None = None
         self.note_step: NoteStep | None = None
@@ -325,8 +325,8 @@ class Consumer(Registration):
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
-                "consumer.run() handles signals, which only the main thread may; in another thread use consumer.start() and "
-                "consumer.stop()"
+                "consumer.run() handles signals, which is possible only in the main thread; in another thread use "
+                "consumer.start() and consumer.stop()"
             )
         page: AbstractContextManager[Any] = nullcontext()
         if metrics_port is not None or metrics_registry is not None:
@@ -434,14 +434,15 @@ class Consumer(Registration):
         """Start the worker, wait until it must end, and stop it; return the exit code."""
         self._leave_asked = False
         try:
-            # A lifespan may set its own signal handlers. So `only_note` sets reliq's again before the first claim.
+            # A lifespan may set its own signal handlers. So `only_note` installs reliq's handlers
+            # again before the first claim.
             engine = self._start_when_redis_answers(settings, queues, signals.only_note)
         except StoppedEarly:
             self.stop(0)
             return 0
 
         def is_over() -> bool:
-            if signals.numbers or engine.stopping.is_set():  # a handler may have called `stop`
+            if signals.numbers or engine.stopping.is_set():  # a handler that calls `stop` sets `stopping`
                 return True
             return bool(settings.burst) and engine.is_drained(delayed=settings.burst == "delayed")
 
@@ -558,7 +559,8 @@ class SignalNotes:
             left = LOOK_SECONDS if until is None else min(until - time.monotonic(), LOOK_SECONDS)
             with suppress(queue.Empty):
                 self._came.get(timeout=max(left, 0.0))
-                for _ in range(self._came.qsize()):  # discard these, so that only later signals end the next wait
+                # Discard the entries of earlier signals, so that only later signals end the next wait.
+                for _ in range(self._came.qsize()):
                     self._came.get_nowait()
                 return True
             if until is not None and time.monotonic() >= until and self._came.empty():
@@ -617,7 +619,7 @@ class StopSignals(SignalNotes):
         if not self._only_notes:
             raise StoppedEarly
         if len(self.numbers) > 1 and not self._patient:
-            os._exit(EXIT_SECOND_SIGNAL)  # `sys.exit` would wait for the threads of asyncio.to_thread
+            os._exit(EXIT_SECOND_SIGNAL)  # not `sys.exit`, which would wait for the threads of asyncio.to_thread
 
 
 def end_at_once(number: int, _frame: FrameType | None) -> None:

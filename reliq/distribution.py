@@ -17,7 +17,8 @@ VERSION = "0.2.0"
 
 #: The folder that contains the package.
 _FOLDER = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib costs an import more than the rest of this
-#: Whether this folder may be a checkout that is not installed; computed at import, because `sys.path` may change later.
+#: Whether `_FOLDER` may be a checkout of the source that is not installed. Computed at import, because `sys.path` may
+#: change later.
 _IS_CHECKOUT = sys.path[:1] == [_FOLDER]
 
 #: If two distributions contain the same file, removing one of them with pip deletes this file and breaks the other.
@@ -94,7 +95,7 @@ def command_of(module: str) -> tuple[list[str], dict[str, str]]:
 
 def collision(folder: str) -> str:
     """
-    Describe the conflict with another distribution `reliq`, installed beside `folder`; empty without a conflict.
+    Describe the conflict with another distribution `reliq` beside `folder`; return an empty text if there is none.
 
     Both distributions contain a package `reliq`. So installing or removing one distribution overwrites or
     deletes files of the other.
@@ -113,10 +114,10 @@ def collision(folder: str) -> str:
 
 
 def replacement() -> str:
-    """Describe the conflict if another distribution has overwritten or removed the package `reliq`; otherwise empty."""
+    """Return a text if another distribution has overwritten or removed the package `reliq`, otherwise an empty text."""
     package = sys.modules["reliq"]
     if "Queue" in getattr(package, "__all__", ()):
         return ""
     where = getattr(package, "__file__", None)
-    fault = f"{where} is not that of {NAME}" if where else "the package reliq has lost its __init__.py"
+    fault = f"{where} does not belong to {NAME}" if where else "the package reliq has lost its __init__.py"
     return f"{fault}: another distribution named reliq has overwritten or removed it; {_REMEDY}"

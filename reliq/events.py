@@ -176,7 +176,8 @@ class Ticked(Event, frozen=True, gc=False):
         at: the planned time of the tick, in Unix seconds.
         outcome: `published`; `paused` or `overlap` if the tick was skipped; `missed` if no process published it in
             time.
-        missed: how many ticks were missed since the last published or skipped tick, including this tick if `missed`.
+        missed: how many ticks since the last published or skipped tick were missed; counts this tick too if `outcome`
+            is `missed`. 0 if `outcome` is `paused`.
     """
 
     entry: str

@@ -96,27 +96,27 @@ def check_layout(layout: object) -> None:
 
 
 def worker_key(id: str) -> str:
-    """Return the key of a worker process' record: a string that expires unless it is written again."""
+    """Return the Redis key of a worker process' record: a string that expires unless it is written again."""
     return f"reliq:worker:{id}"
 
 
 def stack_request_key(id: str) -> str:
-    """Return the key that exists while a command waits for a stack report of worker process `id`."""
+    """Return the Redis key that exists while a command waits for a stack report of worker process `id`."""
     return f"reliq:stack-request:{id}"
 
 
 def stacks_key(id: str) -> str:
-    """Return the key of the last stack report of worker process `id`: a string that expires."""
+    """Return the Redis key of the last stack report of worker process `id`: a string that expires."""
     return f"reliq:stacks:{id}"
 
 
 def limit_key(name: str) -> str:
-    """Return the key of a shared limit, a hash. No queue has the same key, because queue names contain no colon."""
+    """Return the Redis key of a shared limit, a hash. No queue has this key, because queue names contain no colon."""
     return f"{{reliq:limit:{name}}}"
 
 
 def pattern(key: str) -> str:
-    """Return the pattern that matches only `key`, for SCAN and ACL rules."""
+    """Return the pattern that matches only the Redis key `key`, for SCAN and ACL rules."""
     return _GLOB.sub(r"\\\g<0>", key)
 
 
@@ -195,7 +195,7 @@ class Layout:
 
     @property
     def body_prefix(self) -> str:
-        """The prefix of the bodies' keys; the Go library always uses `dp`."""
+        """The prefix of the Redis keys of bodies; the Go library always uses `dp`."""
         return "dp" if self.bare else self.prefix
 
     @property
@@ -246,41 +246,45 @@ class Keys:
         self.bare = layout.bare
         base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
         bodies = base if shard else _base(layout.body_prefix, name, layout.hash_tag)
-        self.msg_start = bodies + ":msg:"  # the start of each body's key
+        self.msg_start = bodies + ":msg:"  # the start of each body's Redis key
         self._aside = base + ":aside:"
         self._dedup = base + ":dd:"
-        self.result_start = base + ":result:"  # the start of each result's key
+        self.result_start = base + ":result:"  # the start of each result's Redis key
         self._lane = base + ":lane:"
-        self.pending = base + ":pending"  # sorted set: id -> due time
+        self.pending = base + ":pending"  # sorted set of scheduled messages: id -> due time
         self.ready = base + ":ready"  # list: ids of due messages; LPUSH adds, RPOP claims
-        self.unack = base + ":unack"  # sorted set: id -> lease deadline or redelivery time
-        self.retry = base + ":retry"  # list: ids to be delivered again
+        self.unack = base + ":unack"  # sorted set of leased or nacked messages: id -> lease deadline or redelivery time
+        self.retry = base + ":retry"  # list: ids of messages to be delivered again
         self.garbage = base + ":garbage"  # set: ids of failed messages that are not yet dead letters
         self.retries_left = base + ":retry:cnt"  # hash: id -> retries left
-        self.lease = base + ":lease"  # hash: id -> its state: the nonce of its claim, `nacked`, `suspect` and so on
-        self.errors = base + ":errors"  # hash: id -> reason, attempt and error of its last failure
+        self.lease = base + ":lease"  # hash: id -> the message's state, such as `nacked`, or the nonce of its claim
+        self.errors = base + ":errors"  # hash: id -> reason, attempt and error of the message's last failure
         self.dead = base + ":dead"  # stream: the dead letters
         self.ends = base + ":ends"  # stream: the last messages that ended without an ack
         self.history = base + ":history"  # stream: the last acked messages, if the queue keeps them
         self.token = base + ":token"  # string: the last fencing token
-        self.totals = base + ":totals"  # hash: event, such as `acked` -> the number of messages so far
-        self.minutes = base + ":minutes"  # hash: totals of the last 180 minutes, written by workers
+        self.totals = base + ":totals"  # hash: event, such as `acked` -> how many messages had it so far
+        self.minutes = base + ":minutes"  # hash: minute modulo 180 -> the queue's totals, as a worker read them
         self.wake = base + ":wake"  # list: at most one token, which wakes a waiting process
-        self.watch = base + ":watch"  # string: the process that waits for the next due time
+        self.watch = base + ":watch"  # string: name of the process that waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> its `dedup` in ms
         self.paused = base + ":paused"  # string: exists while the queue is paused
-        # Not every queue has the following keys.
+
+        # Not every queue has the following Redis keys.
+
         self.cron = base + ":cron"  # hash: the state of the periodic jobs, see reliq.schedule
         self.plans = base + ":plans"  # hash: the schedules that were made at run time, see reliq.schedules
         self.plans_due = base + ":plans:due"  # sorted set: name of a schedule in `plans` -> its next tick
         self.map = base + ":map"  # string, only in shard 0: how many shards the queue has
         self.epoch = base + ":epoch"  # string: version of the shard map; publishers with an older map are refused
-        self.leaving = base + ":leaving"  # hash: id -> the message, while it moves to another shard
+        self.leaving = base + ":leaving"  # hash: id -> the message, for messages that are moving to another shard
         self.arrived = base + ":arrived"  # hash: source shard -> number and result of the last batch moved from it
         self.line_start = base + ":line:"  # the start of each key queue's Redis key
+
         # Hash with the queue's limits, see `Limits.fields`. It exists if the queue uses message keys or limits.
         self.limits = base + ":limits"
         self.ring = base + ":ring"  # sorted set: message key -> its position in the order of turns
+
         # Sorted set of the messages that count against the limit of their key: `key NUL id`, all with the score 0.
         self.held = base + ":held"
         self.asleep = base + ":asleep"  # sorted set: throttled or paused message key -> when it may run again
@@ -301,28 +305,28 @@ class Keys:
         return self.name if self.layout == Layout.RELIQ else f"{self.layout} {self.name}"
 
     def of_shard(self, shard: int) -> "Keys":
-        """Return the keys of another shard of the same queue."""
+        """Return the Redis keys of another shard of the same queue."""
         return self if shard == self.shard else Keys(self.name, self.layout, shard)
 
     def msg(self, id: str) -> str:
-        """Return the key of the body of message `id`."""
+        """Return the Redis key of the body of message `id`."""
         return self.msg_start + id
 
     def msgs(self, ids: Iterable[str]) -> list[str]:
-        """Return the keys of the bodies of messages."""
+        """Return the Redis keys of the bodies of messages."""
         prefix = self.msg_start
         return [prefix + id for id in ids]
 
     def dedup(self, id: str) -> str:
-        """Return the key that exists while the chosen id `id` cannot be published again after its message has ended."""
+        """Return the Redis key that exists while `dedup` blocks the chosen id `id` after the end of its message."""
         return self._dedup + id
 
     def result(self, id: str) -> str:
-        """Return the key of the kept result of message `id`: a string that expires."""
+        """Return the Redis key of the kept result of message `id`: a string that expires."""
         return self.result_start + id
 
     def lane(self, lane: str) -> str:
-        """Return the Redis key that stores the number and the answer of the last call of a call sequence (lane)."""
+        """Return the Redis key with the number and the reply of a client's last call in one call sequence (lane)."""
         return self._lane + lane
 
     def line(self, key: str) -> str:
@@ -425,7 +429,7 @@ def check_id(id: str | UUID) -> str:
 
 def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]:
     """
-    Return queue, id and publication_id of a message's first publication; a copy in another queue has the same.
+    Return queue, id and publication_id of a message's first publication, which copies in other queues keep.
 
     If the publisher gave no publication_id, the publish time takes its place; 0 for a body without an envelope.
     """

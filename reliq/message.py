@@ -76,7 +76,7 @@ class Status(Generic[R_co]):
 
 
 class _Receipt:
-    """Holds the message of a `Receipt` outside the dataclass fields: comparing, copying and pickling leave it out."""
+    """Stores the message of a `Receipt` outside the dataclass fields, so that it is not compared, copied or pickled."""
 
     __slots__ = ("_message",)
     _message: PublishedMessage[Any]

@@ -254,10 +254,10 @@ def by_shard(
     orders: Mapping[int, PreparedMessage], shards: Shards, map: ShardMap, *, may_detour: bool = False
 ) -> list[ShardBatch]:
     """
-    Group messages by their shard in `map`, and by the old shard that `ShardBatch.old_home` describes.
+    Group messages by their shard in `map` and, during a resize, by their old shard (see `ShardBatch.old_home`).
 
     Args:
-        orders: the messages by their indexes.
+        orders: the messages, by their indexes among all messages of the publish.
         may_detour: whether a message with a generated id may go to another shard.
     """
     by_homes: dict[tuple[int, int], list[int]] = {}
@@ -365,7 +365,7 @@ class Writer:
     def known_by(self, orders: list[PreparedMessage]) -> Messages:
         """Return each message's id and a hash of its body and options, to recognize a repeated publish."""
         terms = orders[0].terms
-        if terms.window_ms is None:  # generated ids are chosen ids in a repeated publish
+        if terms.window_ms is None:  # a repeated publish gives the generated ids as chosen ids, so they have a `dedup`
             terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
         known = []
         for order in orders:
@@ -425,7 +425,7 @@ class Writer:
         is_plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
         conflict = None if outgoing.on_conflict == "keep" else Conflict.of(outgoing)
         if is_due_now and is_plain and not outgoing.ignore_dedup:
-            return self._usual  # already checked
+            return self._usual  # the options of the queue are already checked
         settings = self._settings
         ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
         retries = settings.retries if outgoing.retries is None else check_int("retries", outgoing.retries, most=1000)
@@ -439,8 +439,8 @@ class Writer:
         return CallTerms(*due, milliseconds(ttl), retries, window, bool(outgoing.ignore_dedup), conflict)
 
 
-#: A process writes a queue to the queue registry at most once in this many seconds. For this time
-#: after a write, `reliq delete` refuses the queue: a process that publishes to it would not yet register it again.
+#: A process writes a queue to the queue registry at most once in this many seconds. For this time after a write,
+#: `reliq delete` refuses to delete the queue, because a publishing process would not yet register the queue again.
 NAMING_SECONDS = 60.0
 OLDEST_WITH_WAITAOF = (7, 2)
 #: One round trip carries at most this many calls.
@@ -558,15 +558,15 @@ class Batcher:
         """
         Send `request`, which carries `weight` bytes, and return its answer, as `AnyClient.run` does.
 
-        With `once_sent`, a request is retried only if Redis may have received it. If the caller is cancelled, the
-        request still runs.
+        With `once_sent`, do not retry a request that could not be sent. If the caller is cancelled, the request still
+        runs.
         """
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(request, weight, future))
         if self._task is None:
             self._start()
         answer = await future
-        if isinstance(answer, RedisUnavailableError):  # retry this request alone: other requests have their answers
+        if isinstance(answer, RedisUnavailableError):  # the other requests have their answers: retry only this request
             if once_sent and not answer.maybe_ran:
                 raise answer
             return await self._client().run(request, for_seconds=self._for_seconds)
@@ -580,7 +580,7 @@ class Batcher:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, _task: asyncio.Task[None]) -> None:
-        """Start a new task if callers still wait: the end of an event loop can cancel the task too early."""
+        """Start a new task if callers still wait: the end of an event loop can cancel a task before their calls."""
         self._task = None
         self._waiting = deque(call for call in self._waiting if not call.answer.done())
         if self._waiting:
@@ -749,7 +749,7 @@ class Sender:
                         f"{map.epoch}: a failover may have lost the later map; restore it with: "
                         + shell_command("check", name, options=["--repair"])
                     )
-                if map.n == 1 < shards.map.n:  # the ids were generated before this process read the map
+                if map.n == 1 < shards.map.n:  # the ids were generated when the queue had one shard
                     _move(orders, [at for at, order in unsent.items() if order.is_generated], shards.turn())
                     unsent = {at: orders[at] for at in unsent}
                 map = shards.map
@@ -787,7 +787,7 @@ class Sender:
             terms = part.orders[0].terms
             due = (time.time() * 1000 + terms.delay_ms if terms.at_ms is None else terms.at_ms) / 1000
             for place, order, status in zip(part.places, part.orders, statuses, strict=True):
-                if status == "duplicate" and terms.conflict:  # the earlier message is moving to its new shard
+                if status == "duplicate" and terms.conflict:  # the message with this id is moving to its new shard
                     receipts[place] = Receipt(order.id, "ending", due)
                 elif status != "free" and status != "stale":  # noqa: PLR1714  mypy does not narrow a tuple
                     receipts[place] = Receipt(order.id, status, due)
@@ -850,8 +850,8 @@ class Sender:
         """
         Return True if the shard of a batch could not be reached, so that the batch may go to another shard.
 
-        Otherwise raise PublishFailed for an error from Redis; the caller raises any other error. If the outcome of the
-        call is unknown, keep the call's number: a repeated publish then repeats the same call.
+        For other errors of Redis, raise PublishFailed. For all other errors, return False, and the caller raises them.
+        If Redis may have run the call, keep its number, so that a repeated publish repeats the same call.
         """
         orders = part.orders
         failure = self._writer.failed(orders, error) if isinstance(error, ReliqError) else None
@@ -862,7 +862,8 @@ class Sender:
         self._notify_ended(began, {"refused" if is_refused else "unknown": len(orders)})
         if is_refused:
             self._lanes.give_back(call_number)
-        elif not (orders[0].terms.ignore_dedup or orders[0].terms.conflict):  # with these, each publish is a new call
+        # With `ignore_dedup` or `on_conflict`, a repeated publish is a new call.
+        elif not (orders[0].terms.ignore_dedup or orders[0].terms.conflict):
             self._lanes.park(call_number, self._writer.known_by(orders))
         if failure and not isinstance(error, ConfigurationError):
             raise failure from error

@@ -183,7 +183,7 @@ class ShardCalls:
             raise
 
     def sent(self) -> None:
-        """Forget the messages of the last yielded call: if sending this call fails, its PublishFailed has them."""
+        """Forget the messages of the last yielded call; if sending the call fails, its PublishFailed contains them."""
         self._full = []
 
     def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
@@ -509,14 +509,14 @@ class Queue(Generic[B]):
                     progress.add(done())
                     while progress.is_bounded and progress.is_full(self.counts()):
                         time.sleep(BACKLOG_SECONDS)
-                    is_first = self.known_shards.is_due  # the first call reads the number of shards
+                    is_first = self.known_shards.is_due  # the first call also reads the shard map, so wait for its end
                     calls.sent()
                     under_way = begun(sending, partial(send, orders, progress.confirmed))
                     if is_first:
                         progress.add(under_way())
                         under_way = list
             except Exception:
-                under_way()  # wait for the call under way; if it failed too, raise its error instead
+                under_way()  # wait for the running call; if it also fails, its error replaces this error
                 raise
             progress.add(under_way())
         return progress.result()
@@ -605,8 +605,8 @@ class Queue(Generic[B]):
         """
         Claim up to `limit` messages and settle them when the `with` block ends.
 
-        The leases are renewed while the block runs. At its end, every message without an answer such as `job.nack()` is
-        acked. If the block raises, it is nacked instead, with the default backoff.
+        The leases are renewed while the block runs. At its end, messages without an answer such as `job.nack()` are
+        acked. If the block raises, these messages are nacked instead, with the default backoff.
 
         Args:
             limit: how many messages to claim at most. Default: 1.

@@ -1,5 +1,5 @@
 """
-The settings of queues, handlers, workers and limits, checked at creation; and the waits and retries of reliq.
+The settings of queues, handlers, workers and limits: defaults, valid ranges, and checks at creation.
 
 The public settings take durations as seconds or timedelta. They are converted to float seconds here, and to whole
 milliseconds for Redis. Backoffs are wait strategies of tenacity.
@@ -316,9 +316,11 @@ class HandlerSettings:
         if not isinstance(self.batch_by_key, bool):
             raise ConfigurationError(f"batch_by_key must be True or False, not {_format_value(self.batch_by_key)}")
         if self.batch is None and self.batch_by_key:
-            raise ConfigurationError("batch_by_key is for batches: give batch too, such as batch=100, or leave it out")
+            raise ConfigurationError(
+                "batch_by_key is for batches: give batch too, such as batch=100, or leave out batch_by_key"
+            )
         if self.batch is None and self.linger is not None:
-            raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave it out")
+            raise ConfigurationError("linger is for batches: give batch too, such as batch=100, or leave out linger")
         if self.batch is not None and self.keep is not None:
             raise ConfigurationError("keep is for handlers of one message: leave out either keep or batch")
         _check_ints(self, batch=(1, BATCH_LIMIT), concurrency=(1, 10_000), weight=(1, WEIGHT_LIMIT))
@@ -329,7 +331,7 @@ class HandlerSettings:
             given = getattr(self, name)
             kinds = given if isinstance(given, tuple) else (given,)
             if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-                raise ConfigurationError(f"{name} must be exception classes")
+                raise ConfigurationError(f"{name} must be an exception class or a tuple of exception classes")
             object.__setattr__(self, name, kinds)
         if not callable(self.backoff):
             raise ConfigurationError("backoff must be one of tenacity's wait strategies, such as wait_fixed(5)")
@@ -416,7 +418,7 @@ class Limits:
         _check_ints(self, per_key=most, concurrency=most)
         if self.ordered and self.per_key not in (None, 1):
             raise ConfigurationError(
-                f"ordered=True is one message of a key at a time: leave out per_key, which is {self.per_key}"
+                f"ordered=True runs one message of a key at a time: leave out per_key, which is {self.per_key}"
             )
         for name in ("rate", "burst"):
             given_list: object = getattr(self, name)
@@ -455,7 +457,7 @@ class Limits:
             burst_name = name.replace("rate", "burst")
             if rate is None and burst is not None:
                 raise ConfigurationError(
-                    f"{burst_name} is for a rate: give {name} too, such as {name}='100/s', or leave it out"
+                    f"{burst_name} is for a rate: give {name} too, such as {name}='100/s', or leave out {burst_name}"
                 )
             if rate is None:
                 continue
@@ -463,7 +465,7 @@ class Limits:
             every = self.parse_rate(rate, name, by_cost=is_cost)
             field, burst_field = ("cost_ns", "cost_burst") if is_cost else (f"{name}_us", burst_name)
             if field in fields:
-                raise ConfigurationError(f"rate takes one rate of starts and one by cost, not {self.rate!r:.80}")
+                raise ConfigurationError(f"rate takes one rate of starts and one rate by cost, not {self.rate!r:.80}")
             usual = int(rate.partition("/")[0]) // BURST_PART if is_cost else UNIT_US["s"] // (BURST_PART * every)
             fields[field] = every
             if burst is not None:

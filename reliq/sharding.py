@@ -77,7 +77,11 @@ class ShardChange:
         self._look(WITNESSES)
 
     def _look(self, shards: int) -> None:
-        """Read the map. If Redis has lost the map, use its latest copy (fence) in the first `shards` shards or more."""
+        """
+        Read the map and its copies (fences) in the first `shards` shards, or in all shards of the map if it has more.
+
+        If Redis has lost the map, use the latest copy.
+        """
         self._text, *fences = self._session.run_all([map_text(self._first), *map(fence, self._shards(shards))])
         try:
             stored = ShardMap.parse(self._text)

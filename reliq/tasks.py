@@ -113,7 +113,9 @@ class Task(Generic[P, R_co]):
         parameters = parameters[self.takes_job :]
         for parameter in parameters:
             if parameter.kind not in _KINDS:
-                raise ConfigurationError(f"{where}: parameter {parameter} cannot be sent by its name")
+                raise ConfigurationError(
+                    f"{where}: parameter {parameter} is not allowed: a publish sends each argument by its name"
+                )
             if is_job(hints.get(parameter.name), is_batch=False):
                 raise ConfigurationError(f"{where}: the Job must be the first parameter, not {parameter.name!r}")
         self._signature = inspect.Signature(parameters)
@@ -154,10 +156,10 @@ class Task(Generic[P, R_co]):
 
     def outgoing(self, *args: P.args, **kwargs: P.kwargs) -> OutgoingMessage[bytes]:
         """
-        Return the message, for `queue.publish_many` and for `Consumer.cron`.
+        Return a message that calls the task with these arguments, for `queue.publish_many` and `Consumer.cron`.
 
         Raises:
-            BodyError: as for `publish`.
+            BodyError: see `publish`.
         """
         body, options = self._message(args, kwargs)
         return OutgoingMessage(body=body, **options)
@@ -225,7 +227,8 @@ class Task(Generic[P, R_co]):
         handler = Handler(self.queue, call, settings)
         handler.task = self.name
         handler.codec = self.codec
-        handler.is_async = inspect.iscoroutinefunction(function)  # `call` returns the function's coroutine
+        # The plain function `call` returns the coroutine of an async function.
+        handler.is_async = inspect.iscoroutinefunction(function)
         return handler
 
 
@@ -329,7 +332,9 @@ class Tasks(Consumer):
                 if not isinstance(each, str) or _NAME.fullmatch(each) is None:
                     raise ConfigurationError(f"a task's name must be 1 to 100 of A-Z a-z 0-9 _ . - , not {each!r:.80}")
                 if each in self._routes:
-                    raise ConfigurationError(f"queue {self.queue.name!r} has two tasks named {each!r}; give name=")
+                    raise ConfigurationError(
+                        f"queue {self.queue.name!r} has two tasks named {each!r}; give one of them another name"
+                    )
             task: Task[..., Any] = Task(self.queue, names[0], function, retries=retries, validate=self._validate)
             self._routes.update(dict.fromkeys(names, task.handler(replace(self._defaults, **settings))))
             self.tasks[task.name] = task
@@ -356,7 +361,7 @@ def leave_to_others(_payload: bytes, job: Job[bytes]) -> None:
         Reject: the message is older than UNKNOWN_SECONDS, and the task has been unknown for PATIENCE_SECONDS.
     """
     name = job.headers.get(TASK_HEADER, "")
-    age = time.time() - (job.enqueued or 0.0)  # each snooze changes `job.due`
+    age = time.time() - (job.enqueued or 0.0)  # not by `job.due`, which each snooze changes
     now = time.monotonic()
     since = _unknown_since.get(name)
     if since is None and len(_unknown_since) < UNKNOWN_LIMIT:

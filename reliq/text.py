@@ -109,10 +109,10 @@ def format_duration(seconds: float) -> str:
 
 
 def check_keywords(call: str, given: Iterable[str], known: Collection[str], advice: str = "") -> None:
-    """Raise the TypeError of Python for an unknown keyword argument if `given` has a name that is not in `known`."""
+    """Raise the same TypeError as Python for an unknown keyword argument if a name in `given` is not in `known`."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
-        near = import_module("difflib").get_close_matches(unknown, known, 1)  # rarely needed
+        near = import_module("difflib").get_close_matches(unknown, known, 1)  # import only when needed
         hint = f"Did you mean {near[0]!r}?" if near else advice or f"It takes {', '.join(sorted(known))}"
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}. {hint}")
 

@@ -151,7 +151,7 @@ class Recorder:
 def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any]) -> Iterator[None]:
     """Record a span for a handler call. The jobs of a batch share a span, which only the first decoded job records."""
     call, own = job._call, job._held  # noqa: SLF001  a part of reliq
-    held = [each for each in call.deliveries if each is own or not each.settling]  # without undecodable bodies
+    held = [each for each in call.deliveries if each is own or not each.settling]  # leave out undecodable bodies
     if held[0] is not own:
         yield
         return
@@ -159,7 +159,7 @@ def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any
     about: list[dict[str, Any]] = []
     contexts = []
     for each in held:
-        attempt = each.delivery.attempt  # None for a body without an envelope
+        attempt = each.delivery.attempt  # the attempt is None for a body without an envelope
         attempts = {} if attempt is None else {"messaging.reliq.message.attempt": attempt}
         about.append({"messaging.message.id": each.delivery.id, **attempts})
         publisher = propagate.extract(each.delivery.header.headers, context.Context())
@@ -171,7 +171,7 @@ def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any
         details["messaging.reliq.task"] = call.handler.task
     links.append(Link(trace.get_current_span().get_span_context()))  # link to a span that another middleware began
     if not is_batch:
-        around = propagate.extract(job.headers, around)  # the baggage
+        around = propagate.extract(job.headers, around)  # add the publisher's baggage
     is_child = parent is not None and not is_batch
     parent_span = trace.NonRecordingSpan(contexts[0]) if is_child else trace.INVALID_SPAN
     token = context.attach(trace.set_span_in_context(parent_span, around))
@@ -187,13 +187,13 @@ def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any
 
 
 def _traced(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the `Queue` method `name`, which calls `original` inside a span."""
+    """Return a replacement for the `Queue` method `name`, which calls the method `original` inside a span."""
     # `publish_in` only creates a message, as a row of the outbox; a relay sends the message later.
     operation = "create" if name.endswith("in") else "publish"
     is_bulk = name.endswith("many")
 
     def begin(queue: Queue[Any], given: Any, options: dict[str, Any], details: dict[str, Any]) -> Any:
-        """Add the current context to the message headers; return the positional arguments."""
+        """Add the current context to the message headers; return the positional arguments for `original`."""
         if is_bulk:
             [items] = given or [options.pop("items")]
             return (_carrying(queue, items, details),)
@@ -202,7 +202,7 @@ def _traced(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
 
     def end(details: dict[str, Any], result: Any) -> Any:
         if not is_bulk:
-            details["messaging.message.id"] = getattr(result, "id", result)  # `publish_in` returns the id itself
+            details["messaging.message.id"] = getattr(result, "id", result)  # `publish_in` returns a message id
         return result
 
     def publish(self: Queue[Any], *given: Any, **options: Any) -> Any:

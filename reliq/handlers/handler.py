@@ -78,7 +78,7 @@ class Job(Effects, Generic[B_co]):
         self._number = self._published = 0
         self._cursor = None
         self._report = ""
-        if held.checkpoint is not None:  # the handler has saved a checkpoint, and this job is for an error hook
+        if held.checkpoint is not None:  # an error hook gets a new `Job` with the handler's last checkpoint
             self._number, _, self._published, self._cursor = held.checkpoint
         elif held.delivery.header.saved is not None:
             self._number, self._published, self._cursor = held.delivery.header.checkpoint
@@ -251,7 +251,7 @@ class Job(Effects, Generic[B_co]):
         self._save(self._number, published, self._cursor)
 
     def _save(self, number: int, published: int, cursor: Any) -> None:
-        """Let the renewer store a checkpoint, which also contains the last report of progress."""
+        """Record a checkpoint and the last report of progress; the worker stores both in Redis within a second."""
         if self._held.delivery.header.due is None:
             raise ConfigurationError(
                 f"job {self.id} of queue {self.queue!r} cannot have a checkpoint or progress: its body has no envelope "
@@ -277,7 +277,7 @@ class Job(Effects, Generic[B_co]):
             key: returns the cursor of an item; the items come in the order of their cursors.
 
         Raises:
-            ConfigurationError, JobInterrupted: as `checkpoint`.
+            ConfigurationError, JobInterrupted: see `checkpoint`.
 
         Example: `for row in job.resume(rows_after, key=lambda row: row.id): export(row)`
         """
@@ -339,7 +339,7 @@ class Handler:
         where = f"handler {function_name(function)}"
         if settings.keep and self.queue.layout.bare:
             raise ConfigurationError(
-                f"{where}: a queue in the layout {self.queue.layout} keeps no results; leave keep out"
+                f"{where}: a queue in the layout {self.queue.layout} keeps no results; leave out `keep`"
             )
         positional = _positional(where, function)
         try:

@@ -49,7 +49,7 @@ ON_TIME_SECONDS = 60.0
 #: The most ticks of a periodic job that one call of `Periodic.plan` returns.
 STEP_TICKS = 100
 
-#: The default of `body`: the decorated function returns the body.
+#: The default of `body`, which means that the decorated function returns the body.
 _FROM_FUNCTION = object()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
@@ -151,7 +151,7 @@ class Planned(NamedTuple):
     Attributes:
         at: the planned time of the tick, in Unix seconds.
         since: the planned time of the previous handled tick, in Unix seconds.
-        missed: the number of ticks skipped after `since`; includes this tick if it is skipped.
+        missed: the number of missed ticks after `since`; counts this tick too if it is not to be published.
         is_published: whether to publish a message for this tick.
     """
 
@@ -233,7 +233,7 @@ class Periodic:
         seconds("misfire_grace_time", self.misfire_grace_time, least=ON_TIME_SECONDS)
         seconds("jitter", self.jitter, most=DAY_SECONDS)
         if not callable(self.body):
-            self.run(0)  # raise now if the body cannot be encoded
+            self.run(0)  # raise an error at registration if the body cannot be encoded
 
     def __str__(self) -> str:
         return f"periodic job {self.name!r}"
@@ -559,7 +559,9 @@ class Registration:
         if not self._handlers:
             raise ConfigurationError("this consumer has no handlers; decorate one with @consumer.handler(QUEUE)")
         if unknown := [name for name in queues if name not in self._handlers]:
-            raise ConfigurationError(f"no handler for queue {unknown[0]!r}; there are: {', '.join(self._handlers)}")
+            raise ConfigurationError(
+                f"no handler for queue {unknown[0]!r}; queues with a handler: {', '.join(self._handlers)}"
+            )
         chosen = [handler for name, handler in self._handlers.items() if not queues or name in queues]
         plain = next((each for handler in chosen for each in handler.each if not each.is_async), None)
         for around in self.around_calls:
@@ -578,7 +580,8 @@ class Registration:
         """
         Return the periodic jobs that a process with these handlers must publish.
 
-        If the queue of a periodic job has a handler that this process does not run, leave the job out.
+        If the consumer has a handler for a periodic job's queue that this process does not run, leave out the job: the
+        processes that run this handler publish it.
         """
         others = self._handlers.keys() - {handler.queue.name for handler in handlers}
         return [entry for entry in self.periodic if entry.queue.name not in others]
@@ -594,7 +597,7 @@ class Registration:
         named = [self.target, *(queue.target for queue in queues)]
         targets = [target for target in named if target is not None]
         if any(target != targets[0] for target in targets):
-            raise ConfigurationError("the consumer and its queues name different Redis servers; name one")
+            raise ConfigurationError("the consumer and its queues name different Redis servers; use one server")
         for queue in queues:
             check_slots(targets[0] if targets else None, queue.layout)
         return targets[0] if targets else None

@@ -251,7 +251,7 @@ def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[
         if kind == "reject":
             kind = "nack"
         elif kind == "rate_limited":
-            if one.delivery.claimed.key is None:  # without a message key, delay only the message
+            if one.delivery.claimed.key is None:  # for a message without a key, delay only this message
                 kind = "snooze"
             else:
                 kind = "release"
@@ -336,9 +336,9 @@ def _call(
 
 def _format_reason(reason: object) -> tuple[str, str]:
     """
-    Return the text of a failure's reason, and a second text.
+    Return two texts for the reason of a failure: a description, and the source lines of an exception.
 
-    The second text is the class and source line if the reason is an exception, and otherwise empty.
+    The second text is empty if the reason is not an exception.
     """
     if isinstance(reason, BaseException):
         return described(reason), placed(reason)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple, Generic[E]):
-    """A call that reads the bodies of `group`, about `size` bytes. `group` has the first deliveries of `waiting`."""
+    """A call that reads the bodies of `group`, the first deliveries in the list `waiting`; in all about `size` bytes."""
 
     keys: Keys
     waiting: list[E]

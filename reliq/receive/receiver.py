@@ -82,7 +82,7 @@ class Listener:
         self._shards = shards
         self._spares_leases = spares_leases
         self._name = token()
-        # Each thread of the listener has its own scheduler and `_look_at`. The next thread replaces both objects.
+        # The watcher of due times, and when to poll each shard next. Each new listener thread replaces both objects.
         self._scheduler: Scheduler
         self._look_at: dict[Keys, float]
         self._lock = threading.Lock()
@@ -123,7 +123,7 @@ class Listener:
                 self._look_at = look_at
                 run = partial(self._run, scheduler, look_at)
                 thread = threading.Thread(target=run, name="reliq-listener", daemon=True)
-                thread.start()  # if this raises, the next wait tries again to start a thread
+                thread.start()  # if the thread cannot start, the next wait tries again
                 self._thread = thread
             self._waiting.append(place)
         self._poke()
@@ -214,7 +214,7 @@ class Listener:
         """
         began = time.monotonic()
         asked = [keys for keys in shards if self._look_at.get(keys, 0.0) <= began]
-        number = CallNumber(self._name, 1)  # a claim with limit 0 does not use its number
+        number = CallNumber(self._name, 1)  # a claim with limit 0 does not use its call number
         looks = [transitions.claim(keys, number, limit=0, lease_ms=_LEASE_MS, watcher=self._name) for keys in asked]
         answers = self.client.run_all(looks)
         found = []
@@ -315,7 +315,8 @@ class ReceivedJob(Effects, Generic[B]):
         Args:
             delay: the time until the next delivery, in seconds or as a timedelta.
             reason: a note for your own code; it is not stored.
-            max_delay: the longest allowed delay, in seconds or as a timedelta (3600); guards against milliseconds.
+            max_delay: the longest allowed delay, in seconds or as a timedelta (3600); protects
+                from a delay given in milliseconds.
 
         Raises:
             ConfigurationError: `delay` is longer than `max_delay`.
@@ -363,7 +364,7 @@ class Receiver(Generic[B]):
         self._away: set[Keys] = set()
         self._spare_until: dict[Keys, float] = {}
         self._listener: Listener | None = None
-        self._lock = threading.Lock()  # several threads may call receive
+        self._lock = threading.Lock()  # several threads may call `receive` at the same time
 
     def batch(self, *, limit: int, lease: Duration) -> LeaseBatch[B]:
         """Return the batch of one `receive` call; raise ConfigurationError if limit or lease is not allowed."""
@@ -394,7 +395,7 @@ class Receiver(Generic[B]):
 
     def spares_leases(self, keys: Keys) -> bool:
         """
-        Return whether expired leases must not be reclaimed yet.
+        Return whether expired leases of a shard must not be reclaimed yet.
 
         Soon after an outage, the owners of the leases may still renew them.
         """
@@ -405,7 +406,7 @@ class Receiver(Generic[B]):
         self._away.update(shards)
 
     def answered(self, keys: Keys, lease_seconds: float) -> None:
-        """Mark a shard as available. After an outage, keep its expired leases for a third of the lease time."""
+        """Mark a shard as available. After an outage, do not reclaim its expired leases for a third of the lease time."""
         if keys in self._away:
             self._spare_until[keys] = time.monotonic() + lease_seconds / 3
             self._away.discard(keys)
@@ -524,7 +525,7 @@ class LeaseBatch(Generic[B]):
         self._receiver.lanes.give_back(self._call_number)
 
     def _begin(self) -> None:
-        """Choose a shard by the current shard map."""
+        """Choose the shard to claim from first, and list the other shards, by the current shard map."""
         shards = self._receiver.shards
         self._listener = self._receiver.listener()
         self._is_wide = False
@@ -649,7 +650,7 @@ class LeaseBatch(Generic[B]):
             self._held.append(held)
             self.jobs.append(ReceivedJob(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
         await self._end(client, [held for held in claimed if held.outcome is not RELEASED], TAKE_SECONDS)
-        for event in undecodable:  # the block does not get these messages
+        for event in undecodable:  # the block does not get undecodable messages
             logger.warning(
                 "queue %s: message %s: cannot decode the body, so it is retried with backoff: %s",
                 event.queue,
@@ -665,7 +666,7 @@ class LeaseBatch(Generic[B]):
             job.cancelled = job.cancelled or job.id in answer.cancelled
 
     async def _end(self, client: AnyClient, unsettled: list[Settlement], for_seconds: float) -> None:
-        """Settle messages that the block does not get."""
+        """Settle messages that the block does not get, such as undecodable messages."""
         while unsettled:
             calls = settlement.calls(self._keys, self._receiver.settings, unsettled)
             unsettled = []
@@ -702,7 +703,7 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
         raise
     finally:
         over.set()
-        if renewer.ident is not None:  # it was started
+        if renewer.ident is not None:  # the thread was started
             renewer.join()
         run_blocking(batch.settle(client.driven, error))
 
@@ -711,7 +712,7 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
 async def areceiving(
     client: AnyClient, batch: LeaseBatch[B], wait_seconds: float
 ) -> AsyncIterator[list[ReceivedJob[B]]]:
-    """Async version of `receiving`. A block that blocks the event loop for a whole lease loses its messages."""
+    """Async version of `receiving`. If the block keeps the event loop busy for a whole lease, the leases expire."""
 
     async def wait(place: Future[Found | None], seconds: float) -> None:
         await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(place)), seconds)

@@ -86,7 +86,7 @@ def test_other_distribution_of_the_same_name_is_reported(tmp_path):
 
 def test_replaced_package_is_reported(monkeypatch):
     assert distribution.replacement() == ""
-    for file, told in (("/there/reliq/__init__.py", "is not that of reliq-queue"), (None, "lost")):
+    for file, told in (("/there/reliq/__init__.py", "does not belong to reliq-queue"), (None, "lost")):
         other = ModuleType("reliq")
         other.__file__ = file
         monkeypatch.setitem(sys.modules, "reliq", other)

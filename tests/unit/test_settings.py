@@ -126,8 +126,8 @@ def test_settings_accept_none_numbers_timedeltas_single_classes_and_any_backoff(
     [
         ("backoff", 5, "backoff must be one of tenacity's wait strategies"),
         ("on_decode_error", "drop", "on_decode_error must be 'retry' or 'reject', not 'drop'"),
-        ("retry_on", (5,), "retry_on must be exception classes"),
-        ("reject_on", (KeyboardInterrupt,), "reject_on must be exception classes"),
+        ("retry_on", (5,), "retry_on must be an exception class or a tuple of exception classes"),
+        ("reject_on", (KeyboardInterrupt,), "reject_on must be an exception class or a tuple of exception classes"),
     ],
     ids=["backoff", "undecodable", "number", "BaseException"],
 )

@@ -290,7 +290,7 @@ def test_a_consumer_needs_handlers_known_queues_and_one_server(url):
         consumer.start()
 
     consumer.handler(ORDERS)(takes_a_body)
-    with pytest.raises(ConfigurationError, match="no handler for queue 'order'; there are: orders"):
+    with pytest.raises(ConfigurationError, match="no handler for queue 'order'; queues with a handler: orders"):
         consumer.start(queues=["order"])
 
     consumer.handler(Queue("other", str, url="redis://elsewhere:6379/0"))(takes_a_body)

@@ -411,7 +411,7 @@ def test_header_with_progress_holds_cursor_and_report():
 
 def test_message_of_a_go_layout_has_no_result_status_or_progress(make_queue, consumer, work_until):
     queue = make_queue(layout=Layout.hdt3213())
-    with pytest.raises(ConfigurationError, match="layout hdt3213 keeps no results; leave keep out"):
+    with pytest.raises(ConfigurationError, match="layout hdt3213 keeps no results; leave out `keep`"):
         consumer.handler(queue, **KEEP)(lambda body: 7)
     receipt = queue.publish("x")
     with pytest.raises(ConfigurationError, match="layout hdt3213 has no status of a message"):

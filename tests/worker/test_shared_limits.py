@@ -275,7 +275,7 @@ def test_wrong_limits_are_refused_by_name(make_queue):
         (lambda: Limit("a b", rate="1/s"), "limit's name must be 1 to 128 of A-Z a-z 0-9 _ . -, not 'a b'"),
         (lambda: Limit("a", rate=5), "limit 'a': rate must be a number of messages for each second, minute or hour"),
         (lambda: Limit("a", rate=[]), "limit 'a': rate must be given, such as '500/m', not []"),
-        (lambda: Limit("a", rate=["9/m", "8/m"]), "limit 'a': rate takes one rate of starts and one by cost"),
+        (lambda: Limit("a", rate=["9/m", "8/m"]), "limit 'a': rate takes one rate of starts and one rate by cost"),
         (lambda: Limit("a", rate="5/s", burst=0), "burst must be 1 to 1000000, not 0"),
         (lambda: make_queue(limits=API), "limits must be a list such as"),
         (lambda: make_queue(limits=["api"]), "limits must be a list such as"),

@@ -381,8 +381,8 @@ def unreadable(app):
     [
         (two_of_one_name, "queue 'default' has two tasks named 'send'"),
         (alias_of_another, "queue 'default' has two tasks named 'send'"),
-        (variadic, r"parameter \*to: str cannot be sent by its name"),
-        (positional, "parameter to: str cannot be sent by its name"),
+        (variadic, r"parameter \*to: str is not allowed: a publish sends each argument by its name"),
+        (positional, "parameter to: str is not allowed: a publish sends each argument by its name"),
         (job_second, "the Job must be the first parameter, not 'job'"),
         (yields, "must return its result, not yield"),
         (unreadable, "the annotations cannot be read: name 'Nothing'"),
