@@ -20,6 +20,8 @@ class Listener:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self):
+        with suppress(OSError):  # it was closed before
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the accept in its thread, which else keeps the port open
         self._listener.close()
 
     def _accept(self):

@@ -33,7 +33,12 @@ class Proxy(Listener):
         self._held, self._awaited = word.encode(), until.encode()
 
     def _serve(self, client, number):
-        with client, socket.create_connection(("127.0.0.1", self.port)) as server:
+        try:
+            server = socket.create_connection(("127.0.0.1", self.port))
+        except OSError:  # the server has ended
+            client.close()
+            return
+        with client, server:
             lose = threading.Event()
             back = threading.Thread(target=self._back, args=(server, client, lose), daemon=True)
             back.start()

@@ -39,10 +39,6 @@ class Guillotine(Listener):
         self._port, self._left = port, number
         super().__init__()
 
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        super().close()
-
     def _serve(self, client, _number):
         with client, socket.create_connection(("127.0.0.1", self._port)) as server:
             back = threading.Thread(target=self._back, args=(server, client), daemon=True)
