@@ -8,6 +8,7 @@ from ports import free_port
 from proxy import Proxy
 
 from reliq import Queue
+from reliq.redis.shards import Shards
 from reliq.testing.server import EmbeddedRedis
 
 
@@ -60,6 +61,18 @@ def away(url, redis_server):
     port = free_port()
     with ExitStack() as stack:
         yield f"redis://127.0.0.1:{port}/0", lambda: stack.enter_context(closing(Proxy(redis_server.port, port)))
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Retry for a minute, not for two seconds, because the machine of the tests may be slow."""
+
+    async def read(shards, driver, _for_seconds, read=Shards._read_or_stay):
+        await read(shards, driver, 60.0)  # the first read of a map
+
+    monkeypatch.setattr(Shards, "_read_or_stay", read)
+    for module in ("queue", "publish"):
+        monkeypatch.setattr(f"reliq.{module}.PUBLISH_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -151,9 +151,11 @@ def test_message_whose_body_is_gone_expires_at_once(queue, client, receive):
 
 
 def test_wait_ends_when_a_message_is_published(queue, receive):
-    threading.Timer(0.05, queue.publish, args=({"n": 1},)).start()
+    publishes = threading.Timer(0.05, queue.publish, args=({"n": 1},))
+    publishes.start()
 
     assert receive(queue, bodies, wait=30) == [{"n": 1}]
+    publishes.join()
 
 
 def test_wait_ends_when_a_message_is_due_and_never_before(queue, client, receive):
@@ -408,6 +410,6 @@ def test_close_ends_the_wait_of_another_thread_which_begins_it_anew(queue, recei
         [listener] = eventually(listeners, "it waits")
         queue.close()
 
-        assert not listener.is_alive()
+        eventually(lambda: not listener.is_alive(), "its wait ends")
         queue.publish({"n": 1})
         assert received.result() == [{"n": 1}]
