@@ -10,8 +10,9 @@ from waiting import eventually
 
 #: The test shortens a minute in the rules to a second; it shortens `for` durations even more.
 WINDOWS_FASTER, HOLDS_FASTER = 60, 1200
-#: Limits in seconds: idle workers still claim once a second, so these limits are shortened less.
+#: These limits and windows are shortened less: idle workers still claim once a second, and processes need seconds to start.
 LIMITS = {
+    '"jobs|memory"}[15m]': '"jobs|memory"}[1h]',
     "reliq:oldest_seconds > 180": "reliq:oldest_seconds > 3",
     "_timestamp_seconds) > 60": "_timestamp_seconds) > 4",
     "reliq:tick_late_seconds > 60": "reliq:tick_late_seconds > 8",
@@ -54,7 +55,7 @@ class Stage:
         return told
 
     def shows(self, **wanted):
-        """Wait until the tiles show the values `wanted`, in whose names `_` stands for a blank; return all tiles."""
+        """Wait until the tiles show the values `wanted`, in whose names `_` stands for a blank."""
         conditions = {title.replace("_", " "): value for title, value in wanted.items()}
         seen = {}
 
@@ -63,20 +64,26 @@ class Stage:
             return all(met(seen[title], value) for title, value in conditions.items())
 
         eventually(is_shown, seen)
-        return seen
 
-    def colours(self):
-        """Return the tiles' colours: title -> colour."""
-        told = self.now()
-        return {panel["title"]: colour(panel["fieldConfig"]["defaults"], told[panel["title"]]) for panel in TILES}
+    def coloured(self, wanted, *titles):
+        """Wait until these tiles have a colour, by default all."""
+        seen = {}
+
+        def is_coloured():
+            told = self.now()
+            seen.update((one["title"], colour(one["fieldConfig"]["defaults"], told[one["title"]])) for one in TILES)
+            return {seen[title] for title in titles or seen} == {wanted}
+
+        eventually(is_coloured, seen)
 
     def firing(self):
         """Return the names of the alerts that fire."""
         return {dict(labels)["alertname"] for labels in self.prometheus.ask('ALERTS{alertstate="firing"}')}
 
     def fires(self, *alerts):
-        """Wait until these alerts fire."""
-        eventually(lambda: set(alerts) <= self.firing(), f"{alerts} fire")
+        """Wait until each of these alerts has fired; on a busy machine the first may end before the last begins."""
+        fired = set()
+        eventually(lambda: fired.update(self.firing()) or set(alerts) <= fired, f"{alerts} fire")
 
     def table(self, title):
         """Return a table: label -> column -> value."""
@@ -85,6 +92,17 @@ class Stage:
             for labels, value in self.prometheus.ask(filled(target["expr"])).items():
                 rows.setdefault(labels[0][1], {})[target["legendFormat"]] = value
         return rows
+
+    def row(self, title, label, **wanted):
+        """Wait until a row of a table has these values or satisfies these conditions."""
+        seen = {}
+
+        def is_shown():
+            seen.clear()
+            seen.update(self.table(title).get(label, {}))
+            return wanted.keys() <= seen.keys() and all(met(seen[column], value) for column, value in wanted.items())
+
+        eventually(is_shown, seen)
 
     def graph(self, title):
         """Return the series of a graph: labels -> values."""
@@ -111,7 +129,8 @@ class Stage:
 
     def _range(self, query):
         now = time.time()
-        return self.prometheus.api("query_range", query=filled(query), start=self.begun, end=now, step=0.5)["result"]
+        data = self.prometheus.api("query_range", query=filled(query), start=self.begun, end=now, step=0.5)
+        return data["result"] if data else []
 
 
 def met(value, wanted):
