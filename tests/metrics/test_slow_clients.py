@@ -61,6 +61,7 @@ def test_request_that_drips_is_cut_off_at_its_deadline(endpoint, monkeypatch):
 
 
 def test_accept_without_a_free_descriptor_pauses_between_tries(endpoint, monkeypatch):
+    eventually(lambda: not serving(), "no thread of an earlier test closes a descriptor")
     tries, accept = [], Endpoint.get_request
     counted = lambda server: tries.append(time.monotonic()) or accept(server)  # noqa: E731
     monkeypatch.setattr(Endpoint, "get_request", counted)

@@ -214,6 +214,7 @@ def test_page_without_redis_has_redis_up_0_and_its_queues_unreadable():
     assert page(queue_collector(away, [Keys("q")])) == AWAY | {("reliq_queue_unreadable", (("queue", "q"),)): 1}
 
 
+@pytest.mark.usefixtures("patient_looks")
 def test_queue_that_was_read_once_is_unreadable_while_redis_is_away(server_path):
     with EmbeddedRedis(server=server_path, port=free_port()) as server:
         Queue("seen", int, url=server.url).publish(1)
