@@ -38,7 +38,7 @@ def test_a_worker_that_begins_while_a_node_is_away_works_at_the_others(cluster):
 
     there.publish(1)
     consumer.start(WorkerSettings(concurrency=2))
-    eventually(lambda: ran == [1], "the message of the other queue is worked on", 20)
+    eventually(lambda: ran == [1], "the message of the other queue is worked on")
     consumer.stop(grace=1)
     for queue in (gone, there):
         queue.close()

@@ -113,6 +113,7 @@ def test_worker_works_again_after_an_outage_of_redis(seconds, worker, faulty, se
     process = worker("--queue", "counted", "--processes", "2")
     faulty.COUNTED.publish(0)
     eventually(lambda: faulty.COUNTED.counts().totals.get("acked") == 1, "the worker works")
+    eventually(lambda: len(process.children()) == 2, "both processes run")
     children = {child.pid for child in process.children()}
 
     server.kill()
