@@ -153,6 +153,7 @@ def test_idle_shards_are_checked_by_one_process_for_all(taken, queue, other, blo
     monkeypatch.setattr("reliq.receive.receiver.WATCHED_SHARD_SECONDS", 3600.0)
     received, looks = taken(5), []
     wait_until_all_stand(blocked, received)
+    eventually(lambda: len(queue._receiver.listener()._waiting) == 5, "each has made its own polls and waits")
     look = Listener._look
     monkeypatch.setattr(Listener, "_look", lambda self, shards: looks.append(self) or look(self, shards))
     settle = scripts()
@@ -287,7 +288,7 @@ def test_wait_that_times_out_checks_no_shard_again_and_a_closed_queue_waits_no_m
 
     queue.close()
 
-    assert not [thread for thread in threading.enumerate() if thread.name == "reliq-listener"]
+    eventually(lambda: "reliq-listener" not in {one.name for one in threading.enumerate()}, "its thread ends")
     eventually(lambda: not blocked(), "Redis sees its waits go")
 
 
