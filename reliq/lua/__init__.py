@@ -79,7 +79,7 @@ class Script:
         text: the script for EVAL.
         sha: the digest for EVALSHA.
         keyed_keys: the names at the end of `keys` that only queues with message keys need.
-        lead: a function that returns the first KEYS from a queue's `Keys`, except the key of the call sequence.
+        lead: a function that returns a queue's Redis keys for the names in `keys`, except `lane`, the call sequence.
     """
 
     name: str
@@ -100,9 +100,9 @@ def script(name: str, package: str = __name__) -> Script:
     """
     Return the script `name` of a package, ready to run; raise ValueError for an invalid header.
 
-    A script with a header line `-- Keyed` has two branches, and each call runs one of them. The first branch is the
-    file itself. The second branch, for a queue with keys, also has the lines after `-- keyed: ` and the keys and
-    commands of the header line.
+    A script with a header line `-- Keyed` has two branches, and each call runs one of them. For a queue without keys,
+    the branch is the file itself. For a queue with keys, the branch also has the code of the lines that begin with
+    `-- keyed: `. Only this branch uses the keys and commands of the header line.
     """
     source = files(package).joinpath(f"{name}.lua").read_text("utf-8")
     header = _HEADER.match(source)

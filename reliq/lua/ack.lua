@@ -15,12 +15,12 @@
 -- If an id may be a chosen id, the call has dedup keys. A chosen id then stays blocked after its end for the time that
 -- its publish set, or else for `window` ms.
 --
--- An expired message never started, so the script refunds its start to the queue's token buckets. For the refund,
--- `took_ms` of the message is the fencing token of the claim, which is the time of the claim.
+-- A message that ends as expired never started, so the script refunds its start to the queue's token buckets. For such
+-- a message, `took_ms` is not a run time but its fencing token, which is the time of the claim.
 --
 -- `results` is empty, or a MessagePack list: for how many ms Redis keeps the results, then the result record of each
--- message. Before each record, the script writes the id of the newest entry in the stream `ends`. If the message id has
--- a later entry there, `status` ignores the result.
+-- message. With each record, the script stores the id of the newest entry in the stream `ends`. If the message id later
+-- gets an entry there, a newer message with this id has ended, and `status` ignores the result.
 
 local ids, held, stopped, lost, _, receipt_of = receipts(kind == 'acked')
 local done, bodies, spans, took = {}, {}, {}, {}

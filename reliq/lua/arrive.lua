@@ -7,7 +7,7 @@
 --       arrived:HGET,HSET msg:SET
 -- Returns  `arrived` for each added message; `alive` for a message whose id this shard already has; `late` for all
 --          messages if a later batch from the same shard has arrived.
--- Nothing to do: a repeated batch gets its first answer.
+-- Nothing to do: a repeated batch gets the answer of its first call.
 --
 -- `from` is the shard that the messages leave, `number` is the number of its batch, and `record` has all data of a
 -- message.

@@ -1,4 +1,4 @@
--- ask: ask the shard that had chosen ids before a resize whether their new shard may publish them
+-- ask: during a resize, check in the old shard of chosen ids whether their new shard may publish them
 --
 -- KEYS  epoch unack? retries_left? lease? garbage? | dedup
 -- ARGV  clock known closing replace | id
@@ -7,8 +7,8 @@
 -- Nothing to do: a call without ids only stores the version of the shard map.
 --
 -- The asked shard stores `known`, the version of the caller's shard map. From then on it refuses chosen ids from
--- publishers with an older map, so a free id stays free. With `closing`, it refuses all messages until a call has a
--- newer map.
+-- publishers with an older map, so that they cannot publish an id that was reported as free. With `closing`, it refuses
+-- all messages until a call has a newer map.
 
 local answers, text = {}, read('GET', epoch) or ''
 local least, mine = epoch_of(text), epoch_of(known)

@@ -6,25 +6,26 @@
 -- Returns  after a booking: us until the start, how many messages may start, the time of the start in unix us, and us
 --          until the next try. Without a booking: us until the next try, then zeros. After a declaration: zeros, then
 --          the rate and burst that it replaced, as text.
--- Nothing to do: 0 starts without a cost only declare the limit. The last declaration applies to all processes.
+-- Nothing to do: a call with 0 starts and no cost only declares the limit. The last declaration applies to all
+--          processes.
 --
--- A limit has a token bucket for starts, a token bucket for costs, or both. `buckets` has for each bucket the ns for
--- one unit and the burst; 0 means that the limit has no such bucket. The hash `shared` stores the declaration. Its
--- fields `full` and `cost_full` store when each bucket is full again, and `ahead` stores the time of the latest booked
--- start. A booked start is at least `after` us from now. In any period, the starts and costs are at most the burst plus
--- the rate times the period.
+-- A limit has a token bucket for starts, a token bucket for costs, or both. `buckets` has two numbers for each bucket:
+-- in how many ns it gains one unit, and its burst. Two zeros stand for a bucket that the limit does not have. The hash
+-- `shared` stores the declared `buckets`. Its fields `full` and `cost_full` store when each bucket is full again, and
+-- `ahead` stores the time of the latest booked start. A booked start is at least `after` us from now. In any period,
+-- the starts and costs are at most the burst plus the rate times the period.
 --
 -- Without a cost, the script books as many of the `starts` as may start immediately, or one start in the next 5 s. With
--- a cost, it books all `starts` together. Such a booking may be more than 5 s away, by the time in which the bucket
--- gains its cost. Otherwise small costs, which can be paid earlier, would always overtake a large cost.
+-- a cost, it books all `starts` together. The bucket must begin to gain this cost in the next 5 s, so the start may be
+-- more than 5 s away. Otherwise messages with small costs would always overtake a message with a large cost.
 --
 -- Negative `starts` and `cost` give back an unused booking; then `after` is the time of the booked start. The refund is
--- reduced by the time from that start until now, or until the latest booked start if it is later. In this time, the
--- bucket may have been full and gained nothing, so a whole refund could exceed the burst. A cost with 0 starts corrects
--- a booking by the real cost, up or down.
+-- reduced by what a bucket gains from that start until now, or until the latest booked start if it is later. The bucket
+-- may have been full all this time, so a whole refund could exceed the burst. If `starts` is 0, `cost` corrects a
+-- booking: it is the real cost minus the booked cost.
 --
--- The field `queue` stores the starts that are booked for a queue. If these starts are enough for the queue's
--- `backlog`, the script books nothing. Otherwise several processes would book a start for the same message.
+-- In the hash, a field for each queue, with the name in `queue`, stores its booked starts. If these are enough for the
+-- queue's `backlog`, the script books nothing. Otherwise several processes would book a start for the same message.
 --
 -- A process may repeat a booking after a lost reply. The limit then counts both bookings, and fewer messages start.
 
@@ -84,8 +85,8 @@ if cost == 0 and of_starts.every > 0 then
   starts = math.max(1, math.min(starts, math.floor(of_starts.burst - (of_starts.full - at) / of_starts.every + 1e-6), of_starts.burst))
 end
 of_starts.units = starts
--- `far` must be at most 5 s away. It is the time of the start; with a cost, it is the time from which the bucket gains
--- this cost. `step` is the time in which the buckets gain one start or the cost.
+-- `far` is the time of the start or, with a cost, the time from which the bucket gains this cost. The script books only
+-- if `far` is at most 5 s away. `step` is how long the buckets need to gain one start and the cost.
 local far = cost == 0 and at or 0
 for _, one in ipairs(known) do
   -- Another process may have declared a lower burst. If this process needs more units than this burst, it waits for a
@@ -94,10 +95,10 @@ for _, one in ipairs(known) do
   local first = one.full + whole_or_less - one.whole
   at, far = math.max(at, first), math.max(far, one == of_costs and first - whole_or_less or first)
 end
--- If no start is free within 5 s, each process gets its own time for a retry. These times are one start apart, so that
--- each retry finds a free start, and `turn` is the next of them. A process that books a start more than 2.5 s away may
--- book again only after these retries. `turn` is at most 30 s after `far`, because a process may be dead at its retry
--- time.
+-- If no start is free within 5 s, the process must retry later. Each process gets its own time for the retry, one
+-- `step` after the previous process, so that it finds a free start. `turn` is the next of these times. A process that
+-- books a start more than 2.5 s away may book again only after these retries. `turn` is at most 30 s after `far`,
+-- because a process may be dead at its retry time.
 local turn, next_try, step = math.min(tonumber(found[4] or '') or 0, far + 30000000), 0, math.max(of_starts.every, of_costs.every * cost)
 if far > most then
   turn = math.max(turn, us + far - most)

@@ -22,7 +22,8 @@
 
 local answers, gone, words, marks, bodies, listed = {}, {}, {}, {}, {}, {}
 
--- In a queue with bare bodies, return whether an id is near either end of a list, and note it for removal.
+-- In a queue with bare bodies, return whether an id is near either end of a list; if so, add it to `listed`, to remove
+-- it later.
 local function is_in(list, id)
   local reach = math.ceil(100000 / ITEMS)
   local last = bare ~= '' and redis.call('LPOS', list, id, 'RANK', -1, 'MAXLEN', reach)
@@ -44,14 +45,15 @@ for i = 1, ITEMS do
     if planned or (leased and not runs) or (not leased and (is_in(ready, id) or is_in(retry, id))) then
       gone[#gone + 1] = id
     elseif heir(word) then
-      -- Cancel the running message, and drop its successor, which has not started.
+      -- Cancel the running message, and drop its successor, the message that was to take over the id.
       pair(words, id, word:match('^[^+]*') .. '!')
     elseif not cancelled(word) then
       pair(words, id, runs and (word or '') .. '!' or kind == 'purged' and 'purged!' or '!')
     end
   end
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
-  -- Replace a dedup marker that ends earlier, or that does not report the cancel.
+  -- Write a tombstone that lasts longer than the id's dedup marker. If a message was cancelled, always replace a marker
+  -- that does not show this.
   if tombstone_ms ~= '' then
     local is_longer = redis.call('PTTL', mark(i)) < tonumber(tombstone_ms)
     if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then pair(marks, mark(i), mark_of) end

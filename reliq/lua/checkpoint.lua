@@ -19,8 +19,8 @@ begin(unack)
 for _, i in ipairs(held) do
   if cancelled(words[i]) then stopped[#stopped + 1] = ids[i] end
   local start = redis.call('GETRANGE', body(i), 0, 16383)
-  -- If the message has a successor, the body in Redis is the successor's body. A successor does not resume from this
-  -- checkpoint.
+  -- If the message has a successor, which takes over the id later, the body in Redis is the successor's body. Do not
+  -- write the checkpoint there: the successor must not resume from it.
   local last = not heir(words[i]) and start:match('^RELIQ/1 [^\n]*()}\n')
   if last then
     local at = start:sub(1, last):find(',"~":', 1, true) or last
@@ -34,7 +34,8 @@ for _, i in ipairs(held) do
       local value = redis.call('GET', body(i))
       redis.call('SET', body(i), value:sub(1, at - 1) .. piece .. value:sub(last + 1), 'KEEPTTL')
     end
-    -- The handler has passed the last checkpoint of the deliveries that died, so the message is no longer a suspect.
+    -- The handler has passed the last checkpoint of the deliveries whose leases expired, so the message is no longer
+    -- suspected of killing its process.
     if tonumber(arg(i, NUMBER)) > before and deaths(words[i]) > 0 then pair(alive, ids[i], (words[i]:gsub('^%d+~', ''))) end
   end
 end

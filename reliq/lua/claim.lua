@@ -28,7 +28,8 @@
 -- of a key must wait, all messages of the key wait. The script claims from at most `spread` keys, and at most
 -- `keyed_limit` messages, within the queue's limits. Each claimed message pays its cost; a message that cannot pay ends
 -- the claim. If the limits allow a start before the next message of pending is due, the answer has the time until that
--- start instead. If this start is earlier than the watcher expects, this process becomes the watcher.
+-- start instead. If this start is earlier than the watcher (the process that waits for the next due time) expects, the
+-- calling process becomes the watcher.
 
 limit, direct = tonumber(limit), tonumber(direct)
 -- keyed: limit, spread = tonumber(keyed_limit), tonumber(spread)

@@ -6,8 +6,9 @@
 -- Returns  the ids with an invalid receipt, then the ids of cancelled messages.
 -- Nothing to do: an invalid receipt changes nothing.
 --
--- The state word of a message stores the longest lease that it was given; `tidy` shortens a deadline that is further
--- away. A lease of 0 ms marks a message whose process is dead: every `reclaim` redelivers it.
+-- The state word of a message (its value in `lease`) stores the longest lease that the message was given. If a deadline
+-- is further from now than this lease, `tidy` shortens it. A lease of 0 ms marks a message whose process is dead: every
+-- `reclaim` redelivers it.
 
 local ids, held, _, lost, words = receipts('any')
 local stopped, deadlines, longer = {}, {}, {}

@@ -10,7 +10,7 @@
 -- Nothing to do: returns 0 and 0.
 --
 -- A queue with messages is not removed. A queue with dead letters is removed only if `letters` is 1. If `look` is 1,
--- the script only counts.
+-- the script removes nothing and only returns the numbers.
 
 local waiting = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('LLEN', retry)
 local placed = waiting + redis.call('ZCARD', unack) + redis.call('SCARD', garbage)

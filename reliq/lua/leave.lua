@@ -1,4 +1,4 @@
--- leave: finish the move of a batch: delete the moved messages, and return the other messages to their states
+-- leave: finish the move of a batch; delete its moved messages, and return its other messages to their states
 --
 -- KEYS  pending ready retry unack retries_left lease errors totals ends wake watch windows leaving | msg
 -- ARGV  clock number | id stays

@@ -8,9 +8,10 @@
 --          `superseded` if `next` has passed, or if the caller of a resume has read another revision.
 -- Nothing to do: returns `unchanged`, `unknown`, `sharded` or `superseded`.
 --
--- Redis stores a schedule as `REVISION PAUSE`, a line feed, and the rest. The revision is the hash of the rest. For a
--- write, `value` is the rest; for a pause, `value` is the pause. `next` is the next tick, or empty if there is none. A
--- write keeps the pause. If the revision is the same, it also keeps the next tick.
+-- Redis stores a schedule as `REVISION PAUSE`, a line feed, and the definition (options and message). The revision is
+-- the hash of the definition. For a write, `value` is the definition; for a pause, `value` is the pause. `next` is the
+-- next tick, or empty if there is none. A write keeps the pause. If the revision is the same, it also keeps the next
+-- tick.
 
 local row = redis.call('HGET', plans, name)
 local known, pause, rest = (row or ''):match('^(%x+) ([^\n]*)\n(.*)$')

@@ -9,13 +9,13 @@
 -- key. KEYS and ARGV after `|` in a header are repeated for each message.
 --
 -- The state word of a message is its value in the hash `lease`. A message without a state word waits, or was leased by
--- a consumer in Go. D is a number from 1 to 99. MS and DUE are times in ms. LEASED stands for the first or the second
--- word.
+-- a consumer in Go. D is a number from 1 to 99. MS and DUE are times in ms. LEASED stands for one of the first two
+-- words in this table.
 --
 --   word             where the id is      meaning
 --   LANE.NUMBER:MS   unack                leased by the call NUMBER of LANE (a call sequence); MS is the longest lease
 --                                         that it was given, or 0 after its process died
---   D~LANE.NUMBER:MS unack                the same, after D deliveries in a row that ended with an expired lease
+--   D~LANE.NUMBER:MS unack                leased, after D deliveries in a row that ended with an expired lease
 --   LEASED+DUE.N     unack                leased, with a successor that is due at DUE and has N retries; `>MS` at the
 --                                         end: the successor is debounced, and was first published at MS
 --   >MS              pending              debounced, and first published at MS
@@ -26,7 +26,7 @@
 --   purged!          ready, retry         purged: the next claim removes it, and counts it as purged
 --   nacked           unack                waits for its redelivery
 --   suspect          unack, ready, retry  waits after a delivery that ended with an expired lease
---   suspectD         unack, ready, retry  the same, after D deliveries in a row
+--   suspectD         unack, ready, retry  waits after D such deliveries in a row
 --   @MS              ready, retry         the next claim moves it to pending, due at MS; an older version wrote `@MS?`
 
 -- The current time in ms: rounded up to compute due times and deadlines, rounded down to check whether they have
@@ -66,8 +66,8 @@ local function count(text)
 end
 local function cancelled(word) return word and word:sub(-1) == '!' end
 
--- Read due time, retries and first publish of a running message's successor from the state word; nil without a
--- successor.
+-- Return due time, retries and time of the first publish of a running message's successor, read from the state word;
+-- nil without a successor.
 local function heir(word) return (word or ''):match('%+(%d+)%.(%d+)(>?%d*)') end
 
 -- Return how many deliveries in a row ended with an expired lease (deaths), from the state word.
@@ -148,7 +148,7 @@ local function put(zset, dues, ids)
   end
 end
 
--- The fields of a stream entry by name.
+-- Return a table of a stream entry's values by field name.
 local function fields_of(entry)
   local fields = {}
   for f = 1, entry and #entry[2] or 0, 2 do fields[entry[2][f]] = entry[2][f + 1] end
@@ -272,7 +272,7 @@ local function take(ids, at, spans)
   redis.pcall('HDEL', windows, unpack(ids))
 end
 
--- Extend the expiry of a body. If the due time in its header has 13 digits, overwrite it.
+-- Extend the expiry of a body by `by_ms`. If its header has a due time of 13 digits, overwrite it with `due`.
 local function postpone(key, by_ms, due)
   local left = by_ms ~= 0 and redis.call('PTTL', key) or 0
   if left > 0 then

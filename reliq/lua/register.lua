@@ -7,8 +7,8 @@
 --          both are empty if Redis keeps another schedule.
 -- Nothing to do: returns the same answer.
 --
--- A process calls this with `newest` at its start, and then without it every few seconds. If no process has registered
--- the stored schedule for half a minute, the caller's schedule replaces it.
+-- A process calls this script with `newest` when it starts, and without `newest` every few seconds. If no process has
+-- registered the stored schedule for half a minute, the caller's schedule replaces it.
 
 local now, answer = math.floor(now_down / 1000), { now_down }
 for i = 1, ITEMS do

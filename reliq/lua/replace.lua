@@ -66,7 +66,7 @@ for i, row in ipairs(rows) do
     local later, first = due > now_down, row.since and string.format('>%.0f', row.since) or ''
     local start = prefix == '' and '' or prefix .. due_text
     redis.call('SET', body(i), start .. arg(i, VALUE), 'PX', string.format('%.0f', math.max(due - now_up, 0) + ttl_ms))
-    -- Add a retry, because the redelivery after the backoff spends it.
+    -- If the replaced message waits for its backoff, add a retry, because the redelivery spends it.
     local left = is == 'backoff' and string.format('%.0f', retries + 1) or retries
     local key = ''
     -- keyed: left = counted(left, line_arg(i))
@@ -78,7 +78,8 @@ for i, row in ipairs(rows) do
       put(unack, due, { id })
       redis.call('HSET', retries_left, id, left)
     elseif is == 'listed' or is == 'revived' then
-      -- A message in a list stays there. If it is now due later, this mark lets the next claim move it to pending.
+      -- A message in a list stays there. If it is now due later, its state word `@MS` lets the next claim move it to
+      -- pending.
       if later and (mode ~= 'debounce' or is == 'revived') then
         redis.call('HSET', lease, id, '@' .. due_text)
       elseif is == 'revived' or mode ~= 'debounce' and row.word:find('^@') then

@@ -6,7 +6,7 @@
 --       totals:HINCRBY ends:XADD history:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
 --       rates:ZADD,ZREM,ZSCORE ready:EXISTS retry:EXISTS line:EXISTS,LPUSH retries_left:HGET
--- Returns  the ids with an invalid receipt; each id of a message without a successor is in a list of its own.
+-- Returns  the ids with an invalid receipt, and the ids of messages without a successor, each as a list with one id.
 -- Nothing to do: an invalid receipt, or a message without a successor, changes nothing.
 --
 -- If `kind` is `acked`, the running message ends as acked. With any other word, its successor replaces it. The totals

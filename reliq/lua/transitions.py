@@ -425,7 +425,7 @@ class ReclaimAnswer:
 
     @property
     def count(self) -> int:
-        """How many messages moved."""
+        """How many messages the reclaim moved."""
         return len(self.overdue) + len(self.again) + len(self.buried) + len(self.cancelled)
 
 
@@ -1009,9 +1009,9 @@ def book(
     Book up to `starts` starts of a shared limit, at least `after_us` from now.
 
     A call with 0 starts and no cost only declares the limit's rates and bursts. With a cost, all starts are booked
-    together. Negative numbers give back unused starts and costs; `after_us` is then the time of the booked start. A
-    cost with 0 starts corrects a booking. Never repeat a call that gives back or corrects, because the limit would
-    count it twice.
+    together. Negative numbers give back unused starts and costs; `after_us` is then the time of the booked start. With
+    0 starts, `cost` corrects a booking: it is the real cost minus the booked cost. Never repeat a call that gives back
+    or corrects, because the limit would count it twice.
 
     Args:
         cost: how much the messages take from a rate by cost.
@@ -1313,7 +1313,7 @@ def plan(
     Args:
         next: the next tick in unix seconds, for a write or a resume; None if there is none.
         line: for a write, the key queue of the messages.
-        value: for a write, the stored schedule without revision and pause; for a pause, its author and reason as JSON.
+        value: for a write, the schedule's definition (options and message); for a pause, its author and reason as JSON.
     """
     args: list[Arg] = [verb, name, revision, "" if next is None else next, line, value]
     return _call("plan", keys, clock, args, lambda reply: words([reply], [verb], get_args(PlanStatus))[0])

@@ -244,7 +244,7 @@ class RowPublisher:
 
     def look(self) -> None:
         """
-        Read shard maps again, if this is due or if a shard has reported that the map is outdated.
+        Read the shard maps that are due for a refresh, or that a shard has reported as outdated.
 
         Raises:
             RedisUnavailableError: Redis is unavailable. In a Cluster, this is not raised: only the calls to
@@ -487,7 +487,7 @@ class OutboxMover:
         new = {row.queue for row in rows} - self.redis.queues.keys()
         if new:
             self.store.database.commit()
-            self.redis.calls = []  # their outcomes are now in the database
+            self.redis.calls = []  # the outcomes of these calls are now in the database
             for queue in new:
                 with suppress(ConfigurationError):
                     self.redis.shards(queue)

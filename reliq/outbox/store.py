@@ -436,7 +436,7 @@ class Store:
         Let relays take refused rows again; return the number of rows.
 
         Args:
-            newer: only rows that were refused by an older version of reliq than this; empty for all refused rows.
+            newer: a version of reliq; only rows that an older version has refused are taken. Empty: all refused rows.
         """
         starts = self.database.query(f"SELECT DISTINCT {_START} FROM {self._outbox} WHERE {_IS_REFUSED}")
         before = f"CASE WHEN note LIKE '{AGAIN}%%' THEN '{AGAIN}' ELSE '' END"

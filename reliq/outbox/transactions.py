@@ -118,7 +118,7 @@ def _writer(tx: Any, *, is_async: bool) -> Any:
 def _write_sqlite(tx: Any, statement: Statement) -> int:
     if not isinstance(tx, sqlite3.Connection):
         raise wrong_kind("the sqlite3.Connection", tx)
-    mode = getattr(tx, "autocommit", -1)  # before Python 3.12, or if this is -1, isolation_level applies
+    mode = getattr(tx, "autocommit", -1)  # -1 (always before Python 3.12) means: isolation_level applies
     begins_by_itself = mode is False or (mode is not True and tx.isolation_level is not None)
     if not (tx.in_transaction or begins_by_itself):
         raise autocommit("execute BEGIN IMMEDIATE first, and COMMIT at the end")
@@ -195,7 +195,7 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
         connection.begin()
     driver: Any = connection.connection.dbapi_connection
     if isinstance(driver, sqlite3.Connection) or connection.dialect.name == "sqlite":
-        within = getattr(driver, "driver_connection", driver)  # for aiosqlite
+        within = getattr(driver, "driver_connection", driver)  # with aiosqlite, `driver` is a wrapper
         commits_by_itself = driver.isolation_level is None and not getattr(within, "in_transaction", True)
     else:
         commits_by_itself = bool(getattr(driver, "autocommit", False))

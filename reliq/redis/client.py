@@ -83,7 +83,7 @@ class AnyClient:
     async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float, *, once_sent: bool) -> list[Any]:
         if not for_seconds:
             return self._answers(requests, await self._exchange(requests))
-        replies: list[Any] = []  # empty until a round trip has succeeded
+        replies: list[Any] = []  # the replies, empty until a round trip has succeeded
         left: Sequence[int] = range(len(requests))  # indexes of the failed requests, which are retried
 
         async def fill(requests: Sequence[Request[Any]]) -> None:
@@ -212,7 +212,7 @@ class AnyClient:
         except (redis.RedisError, OSError) as error:
             failure = translated(requests[0], error)
             if replies and isinstance(failure, RedisUnavailableError):
-                failure.maybe_ran = True  # the first round trip may have run some requests
+                failure.maybe_ran = True  # Redis may have run requests of the first round trip
             raise failure from None
         return replies
 

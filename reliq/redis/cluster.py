@@ -181,7 +181,7 @@ class Servers:
         If the server did not answer, read the slots again, and let further commands to the server fail immediately
         until it answers.
         """
-        if isinstance(error, redis.exceptions.AskError):  # or its subclass MovedError
+        if isinstance(error, redis.exceptions.AskError):  # this includes MovedError, its subclass
             node = f"{error.host or server.rpartition(':')[0]}:{error.port}"
             if isinstance(error, redis.exceptions.MovedError):
                 if self._slots is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Arg = str | bytes | int
-#: Returns unix microseconds.
+#: A function that returns the current time in unix microseconds.
 Clock = Callable[[], int]
 
 
@@ -274,7 +274,8 @@ def read_letter(row: Any, keys: Keys) -> DeadLetter:
     note = FailureNote.parse(fields.get(b"note"))
     attempts = note.attempt
     if attempts is None and header.retries is not None:
-        attempts = header.retries + 1  # without a failure note, the last lease expired
+        # Without a failure note, the last lease of the message expired when it had no retries left.
+        attempts = header.retries + 1
     # The stream id contains the time of death. A letter that was moved from another shard has that time in the field
     # `died`, because its stream id contains the time of the move.
     death = fields.get(b"died", row[0]).split(b"-")[0]
@@ -533,7 +534,7 @@ class Totals(NamedTuple):
 
     @property
     def sums_then(self) -> tuple[int, int, int, int, int]:
-        """The stored `arrived`, `acked`, `failed`, `dead` and `ended`, in the same order as from `sums`."""
+        """The stored `arrived`, `acked`, `failed`, `dead` and `ended`, in the order that `sums` returns."""
         return self.arrived, self.acked, self.failed, self.dead, self.ended
 
     @staticmethod

@@ -276,7 +276,7 @@ def connect_error(error: Exception, pool: Any) -> Exception:
     """Return the exception for a failed connection attempt; a refused login is returned unchanged."""
     if isinstance(error, redis.AuthenticationError):
         return error
-    if isinstance(error, redis.ResponseError):  # from SELECT or AUTH
+    if isinstance(error, redis.ResponseError):  # Redis refused SELECT or AUTH
         return redis.AuthenticationError(str(error))
     text = str(error)
     if isinstance(error, _CLOSED_IN_USE):
@@ -289,7 +289,7 @@ def connect_error(error: Exception, pool: Any) -> Exception:
     is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
     if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
         return NotSentError(f"{text}; if the port does not use TLS, begin the URL with redis://")
-    if not is_secure and "connecting to" not in text:  # the server closed the connection at the greeting
+    if not is_secure and "connecting to" not in text:  # the server accepted and then closed the connection
         return NotSentError(f"{text}; if the port uses TLS, begin the URL with rediss://")
     return NotSentError(text)
 
@@ -331,7 +331,7 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
     if isinstance(request, Call) and isinstance(error, redis.exceptions.NoPermissionError) and "'eval'" in text:
         return RedisRefusedError(f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq acl --load`")
     if (code := error_code(error)) in NOT_NOW:
-        answer = text if code in text else f"{code} {text}"  # redis-py removes some codes
+        answer = text if code in text else f"{code} {text}"  # redis-py removes the code of some errors
         return RedisUnavailableError(f"{name}: Redis answered: {answer}", maybe_ran=False, refusal=code)
     if isinstance(error, NotSentError):
         return RedisUnavailableError(text, maybe_ran=False)

@@ -13,7 +13,7 @@ else:
             import redis.asyncio  # noqa: PLC0415
 
             value = getattr(redis, name)
-            setattr(self, name, value)  # stored, so that later uses do not call this function
+            setattr(self, name, value)  # later uses of this name do not call this function
             return value
 
     redis = _RedisPy()

@@ -126,10 +126,10 @@ class ShardMap:
     @staticmethod
     def or_fenced(found: Any, answers: Iterable[object]) -> Any:
         """
-        Return `found`, the map in Redis, or the error of its read.
+        Return `found`: the map in Redis, or the error of reading it.
 
-        If a fence has a map, replace some errors: if Redis is unavailable, by the latest map of the fences; if the map
-        in Redis is corrupt, by UNSHARDED.
+        If a fence has a map, do not return these errors: if Redis was unavailable, return the latest map of the fences;
+        if the map in Redis is corrupt, return UNSHARDED.
         """
         latest = UNSHARDED.or_later(answers)
         if latest.epoch and isinstance(found, UNREADABLE):
@@ -179,7 +179,7 @@ def shard_map(keys: Keys) -> Command[ShardMap]:
 
 
 def fence(keys: Keys) -> Command[ShardMap | None]:
-    """Read the map from a shard's fence (copy of the map). UNSHARDED: no fence; None: a corrupt fence."""
+    """Read a shard's fence (copy of the shard map); UNSHARDED without a fence, None for a corrupt fence."""
     return Command(("GETRANGE", keys.epoch, 0, -1), _fenced)
 
 
@@ -283,19 +283,19 @@ class Shards:
 
     @property
     def known(self) -> KnownMap:
-        """The map as last read in this process, and until when it may be used."""
+        """The shard map as last read in this process, and until when it may be used."""
         known: KnownMap = self.clients.maps.get(self.entry, UNREAD)
         return known
 
     @property
     def map(self) -> ShardMap:
-        """The map as last read."""
+        """The shard map as last read from Redis."""
         return self.known.map
 
     @property
     def is_due(self) -> bool:
         """Whether the map must be read before its next use."""
-        self.clients.connection()  # after a fork or a redirection, this call drops the maps
+        self.clients.connection()  # drops the maps after a fork or a redirection
         return time.monotonic() >= self.known.until
 
     def turn(self) -> int:

@@ -10,8 +10,8 @@
 -- raises the pass by 1 / weight. The empty key in the ring has the pass of ready and retry.
 --
 -- The sorted set `held` has an entry KEY\0ID for each message that counts against the limit of its key. The entry is
--- added before the message is leased, and removed after its lease has ended. For an ordered message that waits after a
--- nack or a snooze, `held` also has an entry \2\0ID.
+-- added before the message is leased, and removed after its lease has ended. An ordered message that waits after a nack
+-- or a snooze keeps its entry, so its key stays blocked. Another entry, \2\0ID, shows that the message does not run.
 --
 -- The sorted set `asleep` has the throttled and paused keys. It has the empty key if the whole queue is throttled.
 
@@ -23,6 +23,7 @@ local function line_in(text) return text and text:match('^%-?%d+ (.+)$') or '' e
 local function key_in(text) return text and text:match('^%-?%d+ ([^\3]+)') or '' end
 local function cost_in(text) return tonumber((text or ''):match('\3(%d+)$') or 1) end
 local function left_in(text) return text and text:match('^%-?%d+ .') and text:match('^%-?%d+') or text end
+local function key_of_line(its_line) return its_line:match('^[^\3]*') end
 local function counted(left, its_line) return its_line == '' and left or left .. ' ' .. its_line end
 
 -- Return key and cost (the line) from the header of a message's value; an empty text if they are missing or invalid.
@@ -30,12 +31,11 @@ local function line_of_value(value)
   local header = (type(value) == 'string' and value or ''):match('^RELIQ/1 ([^\n]*"k":[^\n]*)\n')
   local is_json, read_header = pcall(cjson.decode, header or '')
   local its_line = is_json and type(read_header) == 'table' and type(read_header.k) == 'string' and read_header.k or ''
-  local key = its_line:match('^[^\3]*')
+  local key = key_of_line(its_line)
   return (priorities[key] or (#key <= 128 and not key:find('%c'))) and its_line:find('^[^\3]*\3?%d*$') and its_line or ''
 end
 
 local function line_arg(i) return keyed == '1' and arg(i, KEY) or '' end
-local function key_of_line(its_line) return its_line:sub(1, (its_line:find('\3', 1, true) or 0) - 1) end
 local function place(key, id) return key .. '\0' .. id end
 local function in_flight(key) return redis.call('ZLEXCOUNT', held, '[' .. key .. '\0', '(' .. key .. '\1') end
 
@@ -53,7 +53,7 @@ local function limits_now()
   return limits_read
 end
 
--- How many messages of a key may run at the same time; nil for any number.
+-- Return how many messages of a key may run at the same time; nil for any number.
 local function places_of(key) return key ~= '' and not priorities[key] and limits_now().per_key or nil end
 local function places_free(key)
   local most = places_of(key)
@@ -71,9 +71,9 @@ local function rate_of(key)
   if not priorities[key] then return conf.key_rate_us, conf.key_burst end
 end
 
--- Read the token bucket of a rate. Return how many messages may start now (any number without a rate), and when the
--- bucket is full again, in us. If the clock went back, this time is at most the time that an empty bucket needs to
--- fill.
+-- Read the token bucket of a key. Return how many messages may start now (any number for a key without a rate), and
+-- when the bucket is full again, in unix us. If the clock went back, the stored time is too late; it is then replaced
+-- by the time at which an empty bucket would be full.
 local function bucket(key)
   local every, burst = rate_of(key)
   if not every then return math.huge end
@@ -81,7 +81,8 @@ local function bucket(key)
   return math.max(0, math.floor(burst - (full - us) / every + 1e-6)), full
 end
 
--- Return when a token bucket allows the next start, in ms; `full` is when the bucket is full again.
+-- Return when the token bucket of a key allows the next start, in unix ms. `full` is when the bucket is full again, in
+-- unix us.
 local function next_start(key, full)
   local every, burst = rate_of(key)
   return math.ceil((full - (burst - 1) * every) / 1000)
@@ -95,9 +96,9 @@ local function throttle(sleeps, buckets, key, full)
   pair(buckets, string.format('%.0f', full), key)
 end
 
--- Return the token bucket of the queue's rate by cost; nil without such a rate. `full` is when the bucket is full
--- again. If a message costs more than the bucket has, `waits` is when it will have enough. After `job.spent` reports
--- a higher cost, the bucket may be in debt, by at most its whole size.
+-- Return a table for the token bucket of the queue's rate by cost; nil without such a rate. `full` is when the bucket
+-- is full again. If the next message costs more than the bucket has, `waits` is when the bucket will have enough. After
+-- `job.spent` reports a higher cost, the bucket may be in debt, by at most its whole size.
 local function purse()
   local conf = limits_now()
   if not conf.cost_ns or purse_read then return purse_read end
@@ -106,7 +107,7 @@ local function purse()
   local most = us + 2 * whole
   local full, waits = tonumber(redis.call('ZSCORE', rates, '\3') or 0), tonumber(redis.call('ZSCORE', rates, '\4') or 0)
   local costs = { every = every, most = most, full = math.min(math.max(full, us), most), waits = math.min(waits, most) }
-  -- A stored time can be so late only if the clock went back.
+  -- A stored time after `most` means that the clock went back.
   local is_cut, is_spent = math.max(full, waits) > most, false
 
   -- If this call has changed the bucket, add its times to `buckets`, which the caller writes to Redis.
@@ -115,9 +116,9 @@ local function purse()
     if costs.is_short or is_cut then pair(buckets, string.format('%.0f', costs.waits), '\4') end
   end
 
-  -- Pay the cost of a message from the bucket, and return whether this was possible. If the bucket has too little, note
-  -- when it has enough. Until then no message starts; otherwise cheap messages would always overtake an expensive
-  -- message. A cost above the size of the bucket can be paid if the bucket is full.
+  -- Pay the cost of a message from the bucket, and return whether this was possible. If the bucket has too little, set
+  -- `waits` to the time when it has enough. Until then no message starts; otherwise cheap messages would always
+  -- overtake an expensive message. A cost above the size of the bucket can be paid if the bucket is full.
   function costs.pay(cost)
     local price = cost * every
     local may_start = costs.full + math.min(price, whole) - whole
@@ -138,7 +139,7 @@ end
 
 -- Correct the bucket by the real costs of messages. A receipt with a real cost contains `KEY\3COST CLAIM`; CLAIM is the
 -- time of the claim (the fencing token). If a message cost less than it has paid, the bucket gets the difference back,
--- minus the amount that it has gained since the claim. Otherwise this amount would count twice.
+-- minus the amount that the bucket has gained since the claim, which would otherwise count twice.
 local function correct_costs(receipt_of)
   if not purse() then return end
   local change = 0
@@ -209,9 +210,9 @@ local function line_up(ids)
 end
 
 -- Add new messages to their key queues, or to pending if they are due later. In pending, messages of a key with the
--- same due time keep their publish order: each score is at least half a us above the previous score. A call needs up to
--- 500 such steps. If earlier messages use the first 500 steps after the due time, the scores begin in the next free ms,
--- at most 20 ms later.
+-- same due time keep their publish order: each score is at least half a us above the previous score. A call with 500
+-- messages of one key needs 500 such steps. If earlier messages use the first 500 steps after the due time, the scores
+-- begin in a later ms, less than 20 ms after it.
 local function enter(ids, due)
   if due <= now_down then return line_up(ids) end
   local ms, rows, last, base, before, first = due, {}, {}, nil, nil, nil
@@ -233,8 +234,8 @@ local function enter(ids, due)
   end
 end
 
--- Return the list in which a cancelled message still is, and the message's key; nil if the message is far from the
--- head.
+-- Return the list that still contains a cancelled message, and the message's key; nil if the message is not found near
+-- the head of the list.
 local function old_place(id)
   local key = key_in(redis.call('HGET', retries_left, id))
   local list = key == '' and ready or line .. key
@@ -269,8 +270,8 @@ local function offer_places()
   if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
--- Note the key of each message, from its valid receipt. An invalid receipt may belong to an earlier message with the
--- same id and another key.
+-- Store the key of each message, from its valid receipt, in `key_of`. Ignore invalid receipts, because they may belong
+-- to earlier messages with the same ids and other keys.
 local function note_keys(receipt_of)
   for id, i in pairs(receipt_of) do
     if i then key_of[id] = key_of_line(line_arg(i)) end
@@ -340,7 +341,7 @@ local function read_rows(rows, room)
     row.at, row.started, row.back, row.may = 0, 0, {}, math.huge
     if row.key ~= '' then row.may, row.full = bucket(row.key) end
     row.most = math.min(places_free(row.key), row.may)
-    -- Read more ids than may start. So the same call can skip cancelled or postponed ids at the head.
+    -- Read more ids than may start, so that this call can skip cancelled or postponed messages at the head of the list.
     row.reach = math.min(math.ceil(room * row.weight / all_weights), row.most) + (row.key == '' and 0 or more)
     row.ids, row.first = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}, #all
     for _, id in ipairs(row.ids) do all[#all + 1] = id end
@@ -348,8 +349,8 @@ local function read_rows(rows, room)
   return #all > 0 and read('HMGET', lease, unpack(all)), #all > 0 and read('HMGET', retries_left, unpack(all))
 end
 
--- Serve the lists in turns, the list with the lowest pass first, until `room` messages have started. `meet` returns
--- whether a message starts.
+-- Serve the lists in turns, the list with the lowest pass first, until `room` messages have started. The function
+-- `meet` decides on a message and returns whether it starts.
 local function take_turns(rows, room, meet, words, counts)
   local heaviest = 1
   for _, row in ipairs(rows) do heaviest = math.max(heaviest, row.weight) end
@@ -373,7 +374,8 @@ end
 
 -- Remove the messages that were passed to `meet` from their lists. Remove a key from the ring if its key queue is
 -- empty, or if its limit allows no more starts. If this call has read a whole list and removes all its ids, the list is
--- empty. If there are `misplaced` messages, check this in Redis, because the call may have added some to the list.
+-- empty. But if the call has found `misplaced` messages, which it adds to the queues of their own keys, check in Redis
+-- whether the list is empty.
 local function leave_rows(rows, misplaced)
   local passes, out, own = {}, {}, nil
   for _, row in ipairs(rows) do
@@ -391,8 +393,8 @@ local function leave_rows(rows, misplaced)
   end
   run('ZADD', ring, passes)
   run('ZREM', ring, out)
-  -- If ready and retry are empty, remove their pass from the ring, because new keys start with the lowest pass in the
-  -- ring.
+  -- If ready and retry are empty, remove their pass from the ring. New keys start near the lowest pass in the ring, and
+  -- must not start with an old pass.
   if redis.call('EXISTS', ready, retry) == 0 then
     redis.call('ZREM', ring, '')
   elseif own then
@@ -401,7 +403,7 @@ local function leave_rows(rows, misplaced)
 end
 
 -- Check keys that are throttled by their rate. If the rate of a key allows a start now, serve the key again; otherwise
--- update the time at which it does.
+-- update the time of the key's next start.
 local function review(keys)
   local awake, sleeps, buckets = {}, {}, {}
   for _, key in ipairs(keys) do
@@ -473,8 +475,8 @@ local function spend(rows, n)
   return is_sooner, is_limited
 end
 
--- Refund the token buckets for messages that were claimed but never ran, and stop throttling their keys. The tokens
--- that have flowed in since the oldest claim are subtracted from the refund, because they would count twice.
+-- Refund the token buckets for messages that were claimed but never ran, and stop throttling their keys. Subtract from
+-- the refund the tokens that a bucket has gained since the oldest claim, because they would count twice.
 local function give_back(ids, more)
   local buckets, throttled, since = {}, {}, 0
   for _, id in ipairs(more) do ids[#ids + 1] = id end
@@ -526,7 +528,8 @@ local function serve(lengths, room, meet)
   return rows
 end
 
--- Split due ids into messages that go to the tail of a list, and ordered messages, which have stayed in `held`.
+-- Split the ids of due messages into two lists: messages that go to the tail of their list, and ordered messages, which
+-- return to the head because they have stayed in `held`.
 local function by_place(ids)
   local texts, fresh, kept = run('HMGET', retries_left, ids), {}, {}
   for i, id in ipairs(ids) do
