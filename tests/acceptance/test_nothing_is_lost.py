@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -113,7 +112,7 @@ def test_account_balances_after_each_of_many_sigkills(jobs, client, fork, tmp_pa
     for _ in range(LONG_KILLS if request.config.getoption("--long") else KILLS):
         client.blpop(["nothing"], chance.uniform(0.02, 0.15))
         victim = chance.randrange(len(children))
-        os.kill(children[victim].pid, signal.SIGKILL)
+        children[victim].kill()
         children[victim].join()
         confirmed = {line for file in tmp_path.iterdir() for line in file.read_bytes().split()}
 
@@ -122,7 +121,7 @@ def test_account_balances_after_each_of_many_sigkills(jobs, client, fork, tmp_pa
 
         children[victim] = fork(*targets[victim])
 
-    os.kill(children[2].pid, signal.SIGKILL)
+    children[2].kill()
     eventually(lambda: jobs.ONCE.counts().alive == 0, "everything is handled in the end")
     assert confirmed - client.smembers("note:done") - dead_ids(jobs.ONCE) == set()
     assert jobs.ONCE.counts().missing == 0
