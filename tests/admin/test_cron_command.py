@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -30,9 +31,10 @@ def ticker(url, reports):
     consumer.cron("0 6 * * *", queue=reports, body={}, name="daily", tz="Europe/Berlin")
     consumer.every(3600, queue=reports, body={}, name="hourly", overlap="skip")
     # Use a separate connection: closing an Admin closes the shared connections.
-    one = Ticker(Client(Connection.to(url).anew().wire()), consumer.periodic)
-    one.step()
-    return one
+    with closing(Connection.to(url).anew()) as connection:
+        one = Ticker(Client(connection.wire()), consumer.periodic)
+        one.step()
+        yield one
 
 
 @pytest.fixture
@@ -125,12 +127,14 @@ def test_entry_with_a_failing_body_stays_registered_and_is_late(url, reports, cl
     monkeypatch.setattr("reliq.worker.upkeep.BODY_BACKOFF", wait_fixed(60))
     consumer = Consumer()
     consumer.every(10, queue=reports, body=lambda tick: 1 / 0, name="broken")
-    one = Ticker(Client(Connection.to(url).anew().wire()), consumer.periodic)
+    connection = Connection.to(url).anew()
+    one = Ticker(Client(connection.wire()), consumer.periodic)
     one.step()
     client.hset("{reliq:reports}:cron", "broken last", int(time.time()) - 600)
 
     assert [one.step() <= TICKER_SECONDS for _ in range(2)] == [True, True]
 
+    connection.close()
     assert re.search(
         r"broken: its tick is (9m\d+s|10m.*) late, although a worker runs it: its body function",
         command("cron", "list").out,

@@ -326,7 +326,8 @@ def test_connection_that_another_thread_has_closed_is_replaced(url, monkeypatch)
 
     monkeypatch.setattr(Blocking, "get_connection", closed_at_first)
 
-    assert Client.to(Connection.to(url).anew(), 5.0).run(commands.server_ms(), for_seconds=2.0)
+    with closing(Connection.to(url).anew()) as connection:
+        assert Client.to(connection, 5.0).run(commands.server_ms(), for_seconds=2.0)
     assert closed
 
 

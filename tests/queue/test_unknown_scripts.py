@@ -1,6 +1,7 @@
 """Missing scripts are sent again in a second round trip, in order; if Redis has all scripts there is none."""
 
 import asyncio
+from contextlib import closing
 
 import pytest
 from lost_scripts import with_scripts_lost
@@ -101,8 +102,8 @@ def test_request_may_have_run_when_redis_is_lost_before_the_missing_scripts_run(
         return await send(connections, commands)
 
     monkeypatch.setattr(ServerConnections, "send", send)
-    with pytest.raises(RedisUnavailableError) as raised:
-        Client.to(Connection.to(url).anew(), SECONDS).run_all(look(queue.keys, 1))
+    with closing(Connection.to(url).anew()) as connection, pytest.raises(RedisUnavailableError) as raised:
+        Client.to(connection, SECONDS).run_all(look(queue.keys, 1))
 
     assert raised.value.maybe_ran
 
