@@ -22,6 +22,7 @@ KILLS, LONG_KILLS = 40, 200
 MIXED = 3000
 
 
+@pytest.mark.timeout(600)
 def test_mixed_jobs_survive_the_kill_of_a_process_again_and_again(worker, jobs, client):
     """Kill a process after each tenth of the jobs is acked."""
     chance = random.Random(7)
