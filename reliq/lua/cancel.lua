@@ -7,8 +7,8 @@
 --       wake:LLEN,LPUSH limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
 --       rates:ZREM,ZSCORE line:EXISTS
 -- Returns  `cancelled`, `running` or `not_found` for each id.
--- Nothing to do: returns `not_found`. A requested tombstone is still written, because a publish of the id may be on its
---          way.
+-- Nothing to do: for an unknown id, returns `not_found`. A requested tombstone is still written, because a publish of
+--          the id may be on its way.
 --
 -- Messages in pending or in backoff end now. Messages in ready, in retry or in flight are marked and end later: at the
 -- next claim, or with their handler call. `kind` is how waiting messages end: `cancelled` or `purged`. Running messages

@@ -12,8 +12,8 @@
 --          process waits for it), how many ids and keys are left to claim, the fencing token of the claim (0 without
 --          messages), the key of each claimed message (nil in a queue without keys), then id, retries left and deaths
 --          in a row of each claimed message.
--- Nothing to do: returns no messages. A repeated call gets the messages that its first try claimed and still has
---          leased, with a new deadline.
+-- Nothing to do: if no message may be claimed, returns no messages. A repeated call gets the messages that its first
+--          try claimed and still has leased, with a new deadline.
 --
 -- `first` is the list to claim from first. A suspect is a message whose last delivery ended with an expired lease (a
 -- death): it may have killed its process. Suspects and messages without retries left must not be prefetched, so the

@@ -7,7 +7,7 @@
 --       plans:UNLINK plans_due:UNLINK watch:UNLINK paused:UNLINK windows:UNLINK map:UNLINK epoch:UNLINK token:UNLINK
 --       leaving:UNLINK arrived:UNLINK limits:UNLINK ring:UNLINK held:UNLINK asleep:UNLINK rates:UNLINK
 -- Returns  how many messages and how many dead letters the queue has.
--- Nothing to do: returns 0 and 0.
+-- Nothing to do: for a queue that does not exist, returns 0 and 0.
 --
 -- A queue with messages is not removed. A queue with dead letters is removed only if `letters` is 1. If `look` is 1,
 -- the script removes nothing and only returns the numbers.

@@ -5,7 +5,7 @@
 -- Runs  ring:ZSCORE held:ZRANDMEMBER asleep:ZRANGE line:LINDEX
 -- Returns  key and first message id, for the given keys, the `most` keys that are throttled longest, and the keys of
 --          `most` random running messages.
--- Nothing to do: returns an empty list.
+-- Nothing to do: if no messages wait under a key, returns an empty list.
 
 local met, answer = {}, {}
 local function meet(key)

@@ -6,11 +6,13 @@
 --       asleep:ZCARD,ZRANDMEMBER,ZSCORE rates:ZSCORE retries_left:HRANDFIELD line:LINDEX,LLEN
 -- Returns  how many keys wait for a worker (are in the ring), how many keys are throttled or paused, how many messages
 --          run, 1 if no message may start now, until when the queue is throttled in unix seconds ('': it is not), and
---          the id of the next message ('': none). Then for each key: name, waiting messages, running messages, their
---          limit (0: none), until when the key is throttled, weight, and 1 if the key is in the ring.
--- Nothing to do: returns zeros.
+--          the id of the first message in the key queue that is served next ('': none). Then for each key: name,
+--          waiting messages, running messages, their limit (0: none), until when the key is throttled, weight, and 1 if
+--          the key is in the ring.
+-- Nothing to do: if no messages wait or run, returns zeros.
 --
--- Without keys in the call, the script answers for the `most` keys with the most waiting messages in a sample.
+-- Without keys in the call, the script reads a sample of keys, and answers for at most `most` keys with the longest key
+-- queues.
 
 local asked, met, rows = {}, {}, {}
 local function meet(key)

@@ -5,7 +5,7 @@
 -- Runs  plans:HLEN,HMGET plans_due:ZCARD,ZCOUNT,ZRANGE
 -- Returns  the time in ms; the ms until the next tick (-1: none); how many schedules are due; then name, tick in unix
 --          seconds and row (empty if it is missing) of at most `limit` due schedules after the first `skip`.
--- Nothing to do: returns no names.
+-- Nothing to do: if no schedule is due, returns no names.
 
 local due = redis.call('ZCOUNT', plans_due, '-inf', score(now_down))
 local answer = { now_down, wait_for(plans_due), due }

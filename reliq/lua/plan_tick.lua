@@ -8,7 +8,7 @@
 --       line:EXISTS,LPUSH
 -- Returns  for each tick `published`; `missed` for a tick without a value; `superseded` if the schedule is deleted,
 --          paused or changed, or if its next tick is not `since`.
--- Nothing to do: returns `superseded`.
+-- Nothing to do: a tick that is no longer the next tick of its schedule gets `superseded`.
 --
 -- The script publishes the messages before it writes the next ticks, so an interrupted script repeats a tick and loses
 -- none. `next` is the schedule's next tick; empty if there is none. The ticks of a schedule are in the order of their

@@ -7,7 +7,7 @@
 --       held:ZCARD,ZLEXCOUNT,ZREM,ZSCAN,ZSCORE asleep:ZADD,ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCAN,ZSCORE
 --       rates:ZADD,ZSCORE line:EXISTS,LPUSH,RPUSH
 -- Returns  how many messages moved, and the ms until the next message is due (-1: none).
--- Nothing to do: returns 0 and that time.
+-- Nothing to do: if no message is due, returns 0 and that time.
 --
 -- In a queue with keys, a message moves to its key queue, and keys whose throttling is over are served again. The
 -- returned time is then the earliest of three: the next due message, the next end of a throttling, and the next start

@@ -9,7 +9,7 @@
 -- Returns  ms until the next deadline (-1: none), then five lists of ids: messages with an expired lease (now suspects,
 --          if reliq leased them); messages that are due again after a wait; messages without retries left; cancelled
 --          messages; and messages with an invalid or missing retry count.
--- Nothing to do: returns that time and empty lists.
+-- Nothing to do: if no deadline has passed, returns that time and empty lists.
 --
 -- A message with an expired lease may have killed its worker; this counts as a death. After the first death it is
 -- redelivered immediately. After later deaths it waits in unack, longer each time. After `most` deaths in a row it goes

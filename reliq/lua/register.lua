@@ -5,7 +5,7 @@
 -- Runs  cron:HLEN,HMGET,HSET
 -- Returns  the time in ms, then for each entry the last settled tick and the time of a requested run (empty: none);
 --          both are empty if Redis keeps another schedule.
--- Nothing to do: returns the same answer.
+-- Nothing to do: if the schedules are stored already, returns the same answer.
 --
 -- A process calls this script with `newest` when it starts, and without `newest` every few seconds. If no process has
 -- registered the stored schedule for half a minute, the caller's schedule replaces it.

@@ -5,7 +5,7 @@
 -- Runs  limits:HGET,HMGET ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZADD,ZMSCORE,ZRANGE,ZREM,ZSCORE rates:ZSCORE
 --       line:EXISTS wake:LLEN,LPUSH watch:DEL
 -- Returns  1 if the key was throttled or paused before, else 0.
--- Nothing to do: returns 0.
+-- Nothing to do: if `for_ms` is 0 and the key is not throttled or paused, returns 0.
 --
 -- `for_ms` is how long the key is throttled. If it is empty, the throttling has no end; if it is 0, the key may be
 -- served again. Running messages of the key continue.

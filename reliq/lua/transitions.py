@@ -1065,7 +1065,7 @@ class KeyQueues:
         is_full: whether no message may start now: the queue's rate or concurrency is used up, or the queue is
             throttled.
         asleep_until: until when the whole queue is throttled, in unix seconds by Redis' clock; None if it is not.
-        next: the id of the message that a worker claims next; empty if no message waits for a worker.
+        next: the id of the first message in the key queue that is served next; empty if no key waits for a worker.
         waiting: how many messages wait in all key queues, if `Admin.keys` has counted them.
     """
 
