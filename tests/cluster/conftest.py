@@ -31,6 +31,13 @@ def exchange(request, cluster):
 
 
 @pytest.fixture
+def patient(patient, monkeypatch):
+    """Let calls wait long for the reply of a node too."""
+    for module in ("cluster", "server"):
+        monkeypatch.setattr(f"reliq.redis.{module}.SERVER_SECONDS", 20.0)
+
+
+@pytest.fixture
 def stand_still(cluster):
     """Pause a server until the test ends, and prevent that a replica is promoted meanwhile."""
     stopped = []

@@ -13,6 +13,8 @@ from reliq.redis.connection import error_code, run_blocking
 from reliq.redis.server import Connection
 from tests.cluster_moves import SlotMove
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 @pytest.fixture
 def queue(queues):

@@ -17,7 +17,8 @@ from reliq.redis.connection import BLOCKING, run_blocking
 from reliq.redis.shards import ShardMap
 from reliq.redis.wakeups import WakeTokens
 
-pytestmark = pytest.mark.slow
+#: A repeated call would count twice.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("patient")]
 
 SHARDS = 8
 

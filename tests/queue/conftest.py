@@ -64,8 +64,8 @@ def away(url, redis_server):
 
 
 @pytest.fixture
-def patient(monkeypatch):
-    """Retry for a minute, not for two seconds, because the machine of the tests may be slow."""
+def persistent(monkeypatch):
+    """Retry calls for a minute, not for two seconds, because the machine of the tests may be slow."""
 
     async def read(shards, driver, _for_seconds, read=Shards._read_or_stay):
         await read(shards, driver, 60.0)  # the first read of a map

@@ -12,6 +12,9 @@ from transition import run_transition
 from reliq import Pause, Queue
 from reliq.admin import calls
 
+#: A repeated call would count twice.
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def read_pause(queue):
     return queue._clients.blocking().run(calls.paused(queue.keys))

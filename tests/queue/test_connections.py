@@ -118,7 +118,7 @@ def test_queues_of_a_url_share_a_pool(proxy):
     queues[0].close()
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("persistent")
 def test_threads_share_a_bounded_pool(proxy, make_queue):
     queue = make_queue(url=f"{proxy.url}?max_connections=3")
 

@@ -10,6 +10,9 @@ from reliq.redis.server import Connection
 from reliq.redis.shards import ShardMap
 from reliq.wire_format import open_envelope
 
+#: A repeated call would count twice.
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def lines(client, queue):
     """Return each key queue with its ids, the oldest first."""

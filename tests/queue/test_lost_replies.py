@@ -170,7 +170,7 @@ def test_calls_to_an_unreachable_server_are_refused(call):
         assert not refused.value.maybe_ran
 
 
-@pytest.mark.usefixtures("patient")
+@pytest.mark.usefixtures("persistent")
 def test_publish_waits_for_a_redis_that_returns_within_its_time(away, make_queue, call):
     place, comes_back = away
     timer = threading.Timer(1.0, comes_back)

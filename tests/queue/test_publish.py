@@ -10,6 +10,9 @@ import pytest
 from reliq import OutgoingMessage, Queue
 from reliq.events import Published, PublishEnded
 
+#: A repeated call would count twice.
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 @pytest.fixture
 def now(client):

@@ -18,6 +18,9 @@ from reliq.redis.client import Client
 from reliq.redis.commands import letters_between
 from reliq.settings import MIB
 
+#: A repeated call would count twice.
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def bodies(jobs):
     return [job.body for job in jobs]

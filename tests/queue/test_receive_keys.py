@@ -7,6 +7,9 @@ import pytest
 from reliq import ConfigurationError, OutgoingMessage
 from reliq.redis.shards import ShardMap
 
+#: A repeated call would count twice.
+pytestmark = pytest.mark.usefixtures("patient")
+
 SLEEP_SECONDS = 0.3
 
 

@@ -19,6 +19,9 @@ from reliq.redis import shards as shards_module
 from reliq.redis.connection import ASYNCIO, BLOCKING, run_blocking
 from reliq.redis.shards import WITNESSES, KnownMap, ShardMap
 
+#: A repeated call would count twice.
+pytestmark = pytest.mark.usefixtures("patient")
+
 EIGHT = ShardMap(1, 8, 8, "steady")
 
 
