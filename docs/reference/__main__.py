@@ -63,7 +63,7 @@ OTHERS = """
 | variable | used by | value |
 | --- | --- | --- |
 | `RELIQ_URL` | all commands; `Queue`, `Consumer`, `Admin` | URL of Redis, unless `--url` or `url=` is given. Commands also read `url` of `[tool.reliq]` |
-| `RELIQ_WEB_TOKEN` | `reliq web` | token of the [web pages](../production/web.md) for other browsers and programs |
+| `RELIQ_WEB_TOKEN` | `reliq web` | token with which other browsers and programs log in to the [web UI](../production/web.md) |
 | `RELIQ_DATABASE` | `reliq relay`, `reliq outbox` | URL of the database of [`publish_in`](../guides/outbox.md) |
 
 ## Settings in pyproject.toml
@@ -90,7 +90,7 @@ All workers and exporters of one Redis report the same values for queues, messag
 - Redis keeps the counters of queues, so they continue when you replace every process.
 - A worker adds up the metrics of its handlers and processes. The counts of a dead process remain.
 - You get the metrics of the [outbox](../guides/outbox.md) from the process that runs its relay.
-- Redis Cluster has a series for each primary, whose label is `server`.
+- In a Redis Cluster, each primary has its own series of the Redis metrics, with its address as label `server`.
 - Your application serves the metrics of [publishers](../production/monitoring.md#metrics-of-a-publisher).
 
 """
@@ -123,6 +123,11 @@ TABLES = {
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
+
+
+def _setting(text: str) -> str:
+    """Return the help of an option as the meaning of a setting, which can be the variable RELIQ_URL itself."""
+    return _cell(text.replace(" instead of RELIQ_URL", ""))
 
 
 def _spelling(option: Any) -> str:
@@ -180,7 +185,7 @@ def settings() -> str:
     """Return the page of settings."""
     worker = Commands.load(WORKER)
     rows = [
-        f"| `{spelled(option.name)}` | `{variable(option.name)}` | {_default(option)} | {_cell(option.help)} |"
+        f"| `{spelled(option.name)}` | `{variable(option.name)}` | {_default(option)} | {_setting(option.help)} |"
         for option in worker.params
         if option.name in settings_of(worker)
     ]
