@@ -97,17 +97,17 @@ All workers and exporters of one Redis report the same values for queues, messag
 LABELS = {
     "queue": "name of the queue, with all its shards",
     "state": f"{_words(STATES)}; in a queue with message keys also `{WAITING}`",
-    "cause": f"{_words(CAUSES)}: the handler failed, or the lease expired",
+    "cause": f"why a message is redelivered: {_words(CAUSES)} (the handler failed, or the lease expired)",
     "task": "name of the [task](../guides/tasks.md); `unknown` if the worker does not know it, empty without tasks",
     "outcome": (
-        f"of handlers {_words(get_args(Handled.__annotations__['outcome']))}; of publishes "
+        f"of a handler call: {_words(get_args(Handled.__annotations__['outcome']))}; of a publish: "
         "`published`, `duplicate`, `tombstoned`, `refused`, `unknown`"
     ),
-    "reason": f"of a restart: {_words(REASONS)}",
+    "reason": f"why a worker process was replaced: {_words(REASONS)}; kind of a Redis error: `away`, `refused`",
     "key": f"a [message key](../guides/ordering.md), cut to {KEY_LENGTH} characters",
     "entry": "name of the [periodic job](../guides/periodic.md)",
     "server": "`HOST:PORT`; the path of a Unix socket, or the name of the primary in Sentinel",
-    "process": "`supervisor`, or the number of the process",
+    "process": "`supervisor`, or the number of the worker process",
 }
 #: Heading of a table -> the source and the name prefixes of its metrics. A metric is in the first table that matches.
 TABLES = {
