@@ -144,7 +144,7 @@ def test_redis_key_of_another_type_is_put_aside_and_its_messages_are_restored(na
 
     assert told["wrong-type"].examples[0].startswith(f"{key} is a string, not a")
     assert mended["wrong-type"].mended == 1
-    assert [client.get(one) for one in client.scan_iter(f"*:aside:*:{name}")] == [b"not ours"]
+    assert [client.get(one) for one in client.keys(f"*:aside:*:{name}")] == [b"not ours"]
     assert names(check()) <= {"no-word"}
 
 
