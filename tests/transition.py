@@ -2,7 +2,10 @@
 
 from reliq.lua import transitions
 
+#: How much longer than usual to wait for the reply: Redis may get no turn for a second on a busy machine.
+PATIENT_SECONDS = 30.0
+
 
 def run_transition(queue, name, *args, **options):
     """Run the transition of this name on the keys of a queue; return its result."""
-    return queue._clients.blocking().run(getattr(transitions, name)(queue.keys, *args, **options))
+    return queue._clients.blocking(PATIENT_SECONDS).run(getattr(transitions, name)(queue.keys, *args, **options))
