@@ -146,7 +146,7 @@ def test_a_queue_that_waits_for_its_start_keeps_no_other_from_work(make_queue, w
 
 
 def test_a_stop_ends_the_wait_and_gives_the_start_back(make_queue, consumer, start, recorder, client):
-    limit = Limit("api", rate="2/m")
+    limit = Limit("api", rate="15/m")
     queue = make_queue(limits=[limit])
     consumer.handler(queue)(lambda body: None)
     queue.publish("x")
