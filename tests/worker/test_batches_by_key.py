@@ -65,7 +65,7 @@ def test_messages_that_come_late_join_the_lingering_batch_of_their_key(make_queu
 def test_no_more_keys_are_claimed_than_there_are_slots(no_returns, make_queue, start, recorder, consumer, gate):
     """Messages of further keys would wait without a slot."""
     queue, seen = make_queue(), []
-    consumer.handler(queue, batch=5, batch_by_key=True, linger=0.05)(
+    consumer.handler(queue, batch=5, batch_by_key=True, linger=0)(
         lambda bodies, jobs: (seen.append(jobs[0].key), gate.pass_through())
     )
     publish(queue, *[f"k{number}" for number in range(40)] * 2)
