@@ -21,7 +21,8 @@ class Overheard:
 
     def __init__(self, url):
         self.lines = []
-        self._url, self._client = url, redis.Redis.from_url(url)
+        # With redis-py's time-out of 5 s, the listening would end at the first pause.
+        self._url, self._client = url, redis.Redis.from_url(url, socket_timeout=None)
         self._monitor = self._client.monitor()
         self._monitor.__enter__()
         threading.Thread(target=self._listen, daemon=True).start()
