@@ -74,7 +74,7 @@ def test_messages_that_go_held_when_it_stopped_run_side_by_side(make_queue, cons
     for id in ids[slots:]:
         go.nack(id, now)
     all_slots = threading.Barrier(slots)
-    consumer.handler(queue, lease=0.5)(lambda body: all_slots.wait(60) and None)
+    consumer.handler(queue, lease=2)(lambda body: all_slots.wait(60) and None)
 
     work_until(Acked, count=2 * slots, concurrency=slots)
 

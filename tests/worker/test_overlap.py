@@ -17,7 +17,7 @@ def client_of(caller, run_all):
     return SimpleNamespace(run_all=run_all, observers=(), wake_tokens=caller.wake_tokens)
 
 
-def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(serve, consumer, caller, fetcher_of):
+def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(serve, consumer, caller, clock, fetcher_of):
     notes = []
     serve(bodies=["x"] * 1600, max_body=1000)
 
@@ -36,7 +36,7 @@ def test_one_round_trip_reads_claimed_bodies_and_claims_the_next_messages(serve,
     assert notes == [1, *[2, "500 start"] * 2, 1, "500 start"]  # in the end there is no room for more
 
 
-def test_messages_that_were_read_start_though_the_next_claim_failed(serve, consumer, caller, fetcher_of):
+def test_messages_that_were_read_start_though_the_next_claim_failed(serve, consumer, caller, clock, fetcher_of):
     serve(bodies=["x"] * 600, max_body=1000)
 
     def run_all(requests):
@@ -50,7 +50,7 @@ def test_messages_that_were_read_start_though_the_next_claim_failed(serve, consu
     assert len(fetcher.held) == 500
 
 
-def test_no_more_is_claimed_ahead_than_is_soon_read(serve, consumer, fetcher_of, monkeypatch):
+def test_no_more_is_claimed_ahead_than_is_soon_read(serve, consumer, clock, fetcher_of, monkeypatch):
     monkeypatch.setattr("reliq.receive.bodies.READ_BYTES", 10_000)
     serve(bodies=["x" * 900] * 600, max_body=1000)
     fetcher = fetcher_of(consumer)

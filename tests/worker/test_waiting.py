@@ -133,7 +133,7 @@ def test_a_publish_wakes_one_idle_worker_of_several(no_looks, queue, workers, re
     assert ran()["blpop"] - before <= 2
 
 
-def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queue, acking, fetcher_of, client):
+def test_one_worker_watches_a_due_time_and_hands_its_token_on_when_it_stops(queue, acking, fetcher_of, client, clock):
     workers = [fetcher_of(acking) for _ in range(5)]
     queue.publish("x", delay=60)
     for one in workers:
