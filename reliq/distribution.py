@@ -47,7 +47,7 @@ def lazy_names(
 
 
 def missing(who: str, what: str, extra: str) -> str:
-    """Return the error text that `who` needs the package `what`, with the command that installs this package."""
+    """Return an error text: `who` needs the package `what`, and the command that installs the package."""
     return f"{who} needs {what}: {install(extra)} brings it"
 
 

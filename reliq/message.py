@@ -243,7 +243,7 @@ class Header(
 
     @property
     def checkpoint(self) -> tuple[int, int, Any]:
-        """The number of the last checkpoint, how many unnamed follow-ups the job had published then, and its cursor."""
+        """The last checkpoint: its number, how many unnamed follow-ups were published before it, and its cursor."""
         try:
             number, published, cursor = (self.saved or "").partition("\n")[0].split(" ", 2)
             return int(number), int(published), msgspec.json.decode(cursor)

@@ -117,7 +117,7 @@ class ShardChange:
             )
         pause = self._session.run(Command(("GET", self._first.paused), as_it_is))
         left_ms = self._session.run(Command(("PTTL", self._first.paused), int))
-        if pause is not None:  # pause new shards before messages arrive in them
+        if pause is not None:  # pause the new shards too, before messages arrive in them
             until = ("PX", left_ms) if left_ms > 0 else ()
             new = [self._first.of_shard(shard) for shard in range(now.n, number)]
             self._session.run_all([Command(("SET", keys.paused, pause, *until), read_nothing) for keys in new])

@@ -366,7 +366,11 @@ def leave_to_others(_payload: bytes, job: Job[bytes]) -> None:
     since = _unknown_since.get(name)
     if since is None and len(_unknown_since) < UNKNOWN_LIMIT:
         since = _unknown_since[name] = now
-        logger.warning("worker: queue %s has messages of the task %r, which this worker does not have", job.queue, name)
+        logger.warning(
+            "worker: queue %s has messages of the task %r, which this worker does not have; other workers may run them",
+            job.queue,
+            name,
+        )
     if since is None:  # too many names to remember: use the time of the first name
         since = next(iter(_unknown_since.values()))
     if age > UNKNOWN_SECONDS and now - since > PATIENCE_SECONDS:

@@ -37,7 +37,7 @@ class AwaitedBool:
     """
     An awaitable that returns a bool.
 
-    In an `if` without `await` it raises TypeError; a plain coroutine would count as True there.
+    Without `await`, its use in an `if` raises TypeError. A plain coroutine would count as True.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, bool]) -> None:

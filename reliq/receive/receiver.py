@@ -652,7 +652,7 @@ class LeaseBatch(Generic[B]):
         await self._end(client, [held for held in claimed if held.outcome is not RELEASED], TAKE_SECONDS)
         for event in undecodable:  # the block does not get undecodable messages
             logger.warning(
-                "queue %s: message %s: cannot decode the body, so it is retried with backoff: %s",
+                "receive: queue %s: message %s: cannot decode the body, so the message is retried with backoff: %s",
                 event.queue,
                 printable(event.id),
                 event.error,

@@ -118,7 +118,8 @@ def test_undecodable_body_is_nacked_logged_and_observed_beside_others(make_queue
     assert (handled.id, handled.outcome, handled.failed, handled.attempt) == ("m", "nack", True, 1)
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.fullmatch(
-        r"queue q: message m: cannot decode the body, so it is retried with backoff: body is not .*", line
+        r"receive: queue q: message m: cannot decode the body, so the message is retried with backoff: body is not .*",
+        line,
     )
     assert "no json" not in line
 
