@@ -346,25 +346,26 @@ def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
     if _open:
         raise ConfigurationError("isolated() cannot be nested, and the block of an earlier isolated() has not ended")
     url = url_of(server)
-    upkeep = Session(Connection(url).wire(REPLY_SECONDS))
-    clear(upkeep, url)
-    clock = TestClock(upkeep)
-    before = _workers()
-    reliq = Reliq(url, clock)
-    _open.append(reliq)
-    try:
-        with redirected(reliq.connection):
-            yield reliq
-        if _workers() - before:
-            raise ConfigurationError(
-                "a worker that the test has started still runs, and would take the messages of the next test: end the "
-                "test with consumer.stop()"
-            )
-    finally:
-        _open.remove(reliq)
-        clock.end()
+    with closing(Connection(url)) as own:
+        upkeep = Session(own.wire(REPLY_SECONDS))
         clear(upkeep, url)
-        reliq.connection.close()
+        clock = TestClock(upkeep)
+        before = _workers()
+        reliq = Reliq(url, clock)
+        _open.append(reliq)
+        try:
+            with redirected(reliq.connection):
+                yield reliq
+            if _workers() - before:
+                raise ConfigurationError(
+                    "a worker that the test has started still runs, and would take the messages of the next test: end "
+                    "the test with consumer.stop()"
+                )
+        finally:
+            _open.remove(reliq)
+            clock.end()
+            clear(upkeep, url)
+            reliq.connection.close()
 
 
 def _workers() -> set[threading.Thread]:

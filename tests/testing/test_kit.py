@@ -1,6 +1,7 @@
 """The test kit: published messages, direct calls of handlers, and drains in the test's own thread."""
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
+import psutil
 import pytest
 import redis
 from tenacity import wait_fixed
@@ -149,6 +151,26 @@ def test_isolated_block_has_an_empty_redis_and_fails_for_its_own_running_worker(
             shop.consumer.stop()
     with redis.Redis.from_url(kit_url) as client:
         assert client.dbsize() == 0
+
+
+def test_isolated_block_closes_its_connections(kit_url):
+    """The error of a handler refers to the block, so without a close its connections would stay open."""
+    numbers, consumer, opened, errors = Queue("numbers", int), Consumer(), set(), []
+    consumer.handler(numbers)(lambda body: 1 / body)
+    gc.collect()
+    gc.disable()  # it would close what a block leaves open, at some time
+    try:
+        for _ in range(2):
+            with isolated(kit_url) as reliq:
+                numbers.publish(0)
+                with pytest.raises(ZeroDivisionError) as error:
+                    reliq.drain(consumer)
+            errors.append(error)
+            opened.add(psutil.Process().num_fds())
+    finally:
+        gc.enable()
+
+    assert len(opened) == 1
 
 
 def test_nested_block_and_filled_database_are_refused(kit_url, client, shop):
