@@ -398,6 +398,8 @@ class LogObserver:
 
     def __call__(self, event: Event, /) -> None:
         """Log `event` if a line is defined for its class and the log level is high enough."""
+        if logger.disabled:  # a lifespan that configures logging may disable reliq's loggers
+            enable_logging()
         match event:
             case events.Handled(queue, id, attempt, outcome, seconds, error, raised, failed=False):
                 level = logging.DEBUG if outcome in ("ack", "snooze", "rate_limited") else logging.INFO
@@ -413,7 +415,6 @@ class LogObserver:
             case events.RedisRecovered():
                 self._redis_back(event)
             case events.WorkerReady(_, queues):
-                enable_logging()  # a lifespan that configures logging may disable reliq's loggers
                 _log(logging.INFO, "ready", event, f"worker: ready; working on {', '.join(queues)}", queues=queues)
             case events.WorkerStopping(_, running, grace):
                 waits = f"waiting up to {grace:.3g} s for {pluralize(running, 'handler')} to finish"

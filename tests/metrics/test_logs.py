@@ -54,6 +54,12 @@ def test_events_are_logged_at_their_levels_or_not_at_all(lines):
     assert {event: " ".join(record.levelname for record in lines(event)) for event in levels} == levels
 
 
+def test_lines_are_written_although_the_application_has_disabled_all_loggers(lines, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("reliq"), "disabled", True)
+
+    assert lines(events.Handled("q", "m", 2, "nack", 0.1, "ValueError"))
+
+
 def test_dead_letter_line_names_the_command_that_lists_them(lines):
     (record,) = lines(events.DeadLettered("orders", ("m",)))
 
