@@ -494,15 +494,18 @@ class Inflight:
             if done is not None:
                 self._finish((done,))
             while not (self._plain_calls or self.closed):
-                linger = self._linger(time.monotonic(), is_async=False)
+                now = time.monotonic()
+                if self._batching:  # a batch may have lingered long enough before this thread could wait for it
+                    self._give_slots()
+                    if self._plain_calls:
+                        break
+                linger = self._linger(now, is_async=False)
                 self._idle_threads += 1
                 try:
                     self._plain_call_ready.wait(linger)
                 finally:  # a time limit of the application may raise an exception in this thread
                     self._idle_threads -= 1
                     self._waking = False
-                if linger is not None:
-                    self._give_slots()
             if self.closed:
                 return None
             run = started_call(self._plain_calls.popleft(), threading.get_ident())
@@ -520,6 +523,7 @@ class Inflight:
         """
         with self._lock:
             self._loop_called = True  # the caller is the event loop, so it needs no notification
+            now = time.monotonic()
             self._finish(done)
             self._wake_thread()
             runs = [started_call(deliveries) for deliveries in self._async_calls]
@@ -528,7 +532,7 @@ class Inflight:
                 self._runs[run] = None
                 self.started += len(run.deliveries)
             self._loop_called = False
-            return runs, self._linger(time.monotonic(), is_async=True)
+            return runs, self._linger(now, is_async=True)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
         """From the queues for slots, remove the deliveries that have not started; return them, to be settled."""

@@ -1,5 +1,6 @@
 """The slots of a process: waiting messages, the thread of each running message, and the room for claims."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -104,3 +105,14 @@ def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queu
     gate.wait_for()
 
     recorder.wait_for(Acked, 2)
+
+
+def test_a_batch_that_has_lingered_before_a_thread_waits_for_it_starts(queue, consumer, slots_of):
+    consumer.handler(queue, batch=10, linger=0.2)(lambda bodies: None)
+    (handler,) = consumer.handlers
+    slots = slots_of(2)
+    deliveries = slots.put(handler, 2)
+
+    slots.clock.now = time.monotonic() + 0.3  # the threads of the slots have not started yet
+
+    assert slots.inflight.next_plain(None).deliveries == deliveries
