@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from reliq.redis.commands import Call
     from reliq.worker.slots import HeldDelivery
 
-#: A worker may send a claim until this long after the booked time. After that, it must book again.
+#: A worker may send a claim until this many seconds after the booked time. After that, it must book again.
 LATE_SECONDS = 0.1
-#: If a claim is answered later than this after the booked time, release its messages: the claim may have run too late.
+#: If the answer to a claim arrives more than this many seconds after the booked time, release the claimed messages,
+#: because Redis may have run the claim too late.
 VOID_SECONDS = 1.0
 
 
@@ -38,9 +39,9 @@ class _Booked(NamedTuple):
     Attributes:
         starts: the number of booked starts.
         at_us: the booked time by the clock of the limit's Redis, in Unix microseconds.
-        at: the booked time as monotonic time; exact or a little late, because it is counted from the answer.
-        since: the booked time as monotonic time; exact or a little early, because it is counted from the call.
-        slack: how many seconds longer the booking is valid, because bookings at other limits also take round trips.
+        at: the booked time as monotonic time, counted from Redis' answer; so it is exact or a little late.
+        since: the booked time as monotonic time, counted from the call; so it is exact or a little early.
+        slack: the extra seconds for which the booking is valid, because booking at the other limits takes round trips.
     """
 
     starts: int
@@ -76,7 +77,7 @@ class Bookings:
         self._most_costs = min((limit.costs for limit in limits if limit.costs), default=0)
 
     def is_late(self, seconds: float) -> bool:
-        """Return whether a booked time is more than `seconds` ago; allow more time if Redis answers slowly."""
+        """Return whether a booked time is more than `seconds` ago, or longer ago if Redis answered slowly."""
         now = time.monotonic()
         return any(now > max(one.since + seconds, one.at + seconds / 4 + one.slack) for one in self._booked.values())
 
@@ -106,7 +107,7 @@ class Bookings:
         """
         Return the call that books a start for messages of `held`; None if no booking is needed now.
 
-        The booking covers the first messages, up to the number that the limits permit at once.
+        The booking is for the first messages of `held`, as many as the limits permit to start together.
         """
         self.held = [one for one in self.held if not one.settling]
         if self._booked and any(one.settling for one in self._group):
@@ -137,7 +138,7 @@ class Bookings:
 
     def answered(self, answer: Booking, sent_at: float) -> None:
         """
-        Store a booking. If a limit permits no booking now, give back the bookings at the other limits.
+        Store the answer to a call of `book`. If the limit permits no start, give back the bookings at other limits.
 
         Args:
             sent_at: the monotonic time before the call was sent.
@@ -152,7 +153,8 @@ class Bookings:
         slack = min(VOID_SECONDS, len(self._limits) * (time.monotonic() - sent_at))
         self._booked[self._asked] = _Booked(answer.starts, answer.at_us, at, sent_at + wait_seconds, slack)
         for limit, one in list(self._booked.items()):
-            if one.at < at - LATE_SECONDS / 2 - slack:  # other limits permit only a later start: book again
+            # The new booking starts later than this booking: give this booking back, and book this limit again.
+            if one.at < at - LATE_SECONDS / 2 - slack:
                 del self._booked[limit]
                 self._give_back(limit, one, one.starts)
         if len(self._booked) == len(self._limits):

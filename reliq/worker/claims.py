@@ -46,11 +46,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: How often to read the fences of a queue without a shard map. A fence is the Redis key `epoch` of a shard.
-#: Publishers write the epoch of their shard map to it.
+#: How often to read the fences of a queue without a shard map. A fence is the Redis key `epoch` of a shard, with a
+#: short copy of the shard map. Publishers with a newer map overwrite the copy.
 FENCES_SECONDS = 60.0
-#: Each of four claims first reads one of these lists, in random order. So neither ready nor retry starves, even if a
-#: limit allows only one message in each claim. In a fixed order, the limit could always allow the same list.
+#: Of four successive claims, each takes messages first from one of these lists, in random order. So neither list
+#: starves, even if a limit allows only one message in each claim. In a fixed order, the limit could always allow the
+#: same list.
 TAKES_FIRST: tuple[Literal["ready", "retry"], ...] = ("retry", "ready", "ready", "ready")
 #: Suspects are messages that may have killed their process. If claims find only suspects that must not start now,
 #: search at most this many messages for a message that may start.
@@ -134,8 +135,8 @@ class ServedQueues:
         """
         Return the commands that read shard maps and limits; pass their answers to `take`.
 
-        Once a minute the commands also read the fences of queues without a map. After Redis has lost its data,
-        publishers still use the old map and write its epoch to the fences.
+        Once a minute the commands also read the fences of queues without a map. A fence is a short copy of the map in
+        each shard. If Redis has lost the map, the fences still show it, because publishers write their map to them.
         """
         now = time.monotonic()
         reads_fences = now >= self._fences_at
@@ -222,7 +223,7 @@ class ServedQueues:
         for limit, answer in zip(limits, client.run_all([transitions.book(one, 0) for one in limits]), strict=True):
             if isinstance(answer, RedisRefusedError):
                 raise answer
-            if isinstance(answer, Booking) and answer.before:  # bookings log other errors
+            if isinstance(answer, Booking) and answer.before:  # calls that book starts log other errors
                 logger.warning(
                     "limit %s: rate=%s, burst=%s replace %s in Redis and hold for all workers; declare the limit in one "
                     "place, so that the last worker to start does not change it",
@@ -240,7 +241,8 @@ class Capacity(NamedTuple):
         crowded: whether the queue may use more slots, but all slots of the process are in use.
         batch: the largest number of messages in one handler call.
         rest: the number of messages that an incomplete batch in this process still needs.
-        suspects: how many suspects of the queue are in flight in this process, and how many more may be claimed.
+        suspects: the suspects of the queue in this process (messages that may have killed a process), and how many
+            suspects may run together.
     """
 
     slots: int
@@ -271,7 +273,8 @@ class Capacity(NamedTuple):
         """
         Return the capacity that is left after `part`.
 
-        The returned capacity allows no suspects, because the claim with `part` may use up the allowed suspects.
+        The returned capacity allows no suspects (messages that may have killed a process), because the claim with
+        `part` may already get all suspects that may run together.
         """
         return self._replace(
             slots=self.slots - part.slots,
@@ -354,10 +357,12 @@ class QueueClaims:
         place: a value that is equal for shards that can share one blocking wait for wake-ups.
         hot: whether to claim without waiting for a wake-up.
         must_poll: whether it is time to poll, although no wake-up came.
-        must_only_poll: whether the next poll must leave messages with keys to the process that got the wake-up.
+        must_only_poll: whether the next poll must not claim messages with keys; the process that got the wake-up claims
+            these messages.
         is_watched_here: whether this process waits for the shard's next due time.
         look_at: the monotonic time of the next poll, if another process watches the shard.
-        waits_for_suspect: whether no more messages can be claimed until a suspect in this process has ended.
+        waits_for_suspect: whether no more messages can be claimed until a suspect (a message that may have killed its
+            process) has ended in this process.
         asked: the number of messages that the unanswered claim asked for; 0 if the last claim was answered.
         behind: the number of messages that were left in Redis after the last claim.
         turn: a sort number; of the shards of a queue, the shard with the lowest number is served next.
@@ -379,31 +384,34 @@ class QueueClaims:
         self.turn = 0
         shared = handler.queue.limits
         self.bookings = Bookings(shared, f"{self.name}#{self.keys.shard}") if shared else None
-        self._asked_keyed = 0  # the number to use instead of `asked` in a queue with message keys
-        self._suspects_held = 0  # the number of suspects in this process at the last claim
-        self._takes_suspects = True  # whether the last claim allowed suspects
+        self._asked_keyed = 0  # like `asked`, but used if the queue has message keys
+        self._suspects_held = 0  # messages here that may have killed a process (suspects), at the last claim
+        self._takes_suspects = True  # whether the last claim allowed messages that may have killed a process
         self._number = CallNumber(lane or token(), 1)
-        self._passed_over = (
-            0  # messages searched since the last claimed message; all were suspects that must not start yet
-        )
+        # About how many messages were searched since the last claimed message; none of them was allowed to start.
+        self._passed_over = 0
         self._first: list[Literal["ready", "retry"]] = []  # the items of TAKES_FIRST that are left for the next claims
         self._careful = False  # True: do not prefetch, because the next messages may have to start at once
 
     def has_room(self, capacity: Capacity) -> bool:
-        """Return whether this process has room for another message, or must repeat a claim."""
+        """Return whether this process has room for another message, or must repeat a claim without an answer."""
         ahead = 0 if self._careful or self.bookings else capacity.ahead
         return self.asked > 0 or capacity.slots > 0 or capacity.rest > 0 or ahead > 0
 
     def can_claim(self, capacity: Capacity) -> bool:
-        """Return whether a claim could return messages: this process has room and waits for no suspect to end."""
+        """
+        Return whether a claim could return messages.
+
+        This process must have room, and must not wait for the end of a suspect (see `waits_for_suspect`).
+        """
         return self.has_room(capacity) and (not self.waits_for_suspect or self.suspect_has_ended(capacity))
 
     def suspect_has_ended(self, capacity: Capacity) -> bool:
-        """Return whether a suspect in this process has ended since the last claim."""
+        """Return whether a suspect (a message that may have killed its process) has ended since the last claim."""
         return capacity.suspects.held < self._suspects_held
 
     def is_to_be_asked(self, capacity: Capacity) -> bool:
-        """Return whether a claim is worth its round trip."""
+        """Return whether to claim now: a poll is due, the last claim has no answer, or messages wait and there is room."""
         return self.must_poll or bool(self.asked) or (self.hot and self.has_room(capacity))
 
     def starves(self, capacity: Capacity) -> bool:
@@ -426,7 +434,7 @@ class QueueClaims:
             ahead = 0 if self._careful else capacity.ahead
             self.asked = min(BATCH_LIMIT, capacity.direct + ahead)
             # With message keys, do not prefetch, because each claimed message counts against the limits of its key.
-            # A poll without a wake-up claims no such messages: the process that got the wake-up may use the rate limit.
+            # A poll without a wake-up claims no messages with keys: the process with the wake-up may use the rate limit.
             self._asked_keyed = 0 if self.must_only_poll else min(BATCH_LIMIT, capacity.direct)
             if self.bookings and self.bookings.by_cost:
                 self.asked = min(self.asked, capacity.batch)
@@ -464,7 +472,7 @@ class QueueClaims:
         """
         Update the state from the answer of a claim.
 
-        The call number grows, except after a poll (limit 0).
+        After a claim, increase the call number; keep it after a poll, which is a claim with limit 0.
         """
         claimed = answer.claimed
         limit = self._asked_keyed if answer.keyed else self.asked
@@ -477,7 +485,8 @@ class QueueClaims:
         if not limit:
             return
         self._number = self._number.next()
-        self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)  # Redis has skipped messages
+        # If Redis returns fewer messages than requested although more messages wait, it has skipped messages.
+        self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)
         for message in claimed:
             self._careful = self._careful or message.deaths > 0 or message.left <= 0
         # Messages wait, but Redis returned none: the queue is paused, or the messages are suspects that must not start.

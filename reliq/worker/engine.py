@@ -138,9 +138,9 @@ class Drained:
 
     def _left(self, *, delayed: bool) -> list[str]:
         """
-        Return texts for the log about the remaining messages; empty if no messages remain.
+        Return descriptions of the remaining messages for the log; an empty list if no messages remain.
 
-        Messages of queues are included only if this process has no messages.
+        If this process still has messages, only these messages are described, not the messages in Redis.
         """
         if held := len(self._inflight.deliveries()):
             return [f"{pluralize(held, 'message')} in this process"]
@@ -390,7 +390,7 @@ class Engine:
             "threads of handlers": self._threads,
             "event loop": self._tasks,
         }
-        if self.inflight.closed:  # the fetcher and the threads of handlers stop when claiming stops
+        if self.inflight.closed:  # after claiming stops, the fetcher and the handler threads end as planned
             del parts["fetcher"], parts["threads of handlers"]
         return [name for name, part in parts.items() if not part.is_running]
 

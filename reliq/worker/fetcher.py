@@ -57,8 +57,8 @@ class Fetcher:
 
     A round claims at once from queues known to have messages (hot), and from other queues after a wake-up.
 
-    If a round gets no reply, its calls are repeated with the same numbers, and Redis returns the same answers. A wait
-    for wake-ups also ends when a queue that had no free slot can use a slot again (see `Inflight.watch`).
+    If a round gets no reply, its calls are repeated with the same call numbers, so that Redis returns the same answers.
+    A wait for wake-ups also ends when a queue that had no free slot can use a slot again (see `Inflight.watch`).
 
     Args:
         client: the client for all calls.
@@ -96,8 +96,8 @@ class Fetcher:
         self._places: dict[Hashable, list[Keys]] = {}
         self._has_shared_waits = False  # whether several queues share one wait for wake-ups
         self._has_tasks = any(handler.routes is not None for handler in served.handlers)
-        # The time until which this process leaves half of a shard's wake-ups to other processes, because it does not
-        # have the task of a message. Otherwise it could get the message again and again.
+        # The time until which this process leaves half of a shard's wake-ups to other processes, because it got a
+        # message whose task it does not have. Otherwise it could get the message again and again.
         self._unknown_until: dict[Keys, float] = {}
         self._served_at = float("-inf")  # when the shards were last updated
         self._name = token()
@@ -153,7 +153,7 @@ class Fetcher:
 
     def _start_held(self) -> None:
         """
-        Start the held messages whose booked time has come. Free the slots of held messages that still wait.
+        Start the held messages whose booked time has come. Other held messages wait for their time without a slot.
 
         Release messages that are late or cancelled, or whose lease is lost, so that another process may run them.
         """
@@ -190,7 +190,7 @@ class Fetcher:
             if not known:
                 self._tokens = self._client.wake_tokens()
                 self._inflight.poke = self._tokens.poke
-            # The claims from all shards of a queue have the same sequence name, but are numbered for each shard.
+            # The call numbers of all shards of a queue contain the same name, but each shard counts its own claims.
             self._claims = {
                 keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
                 for keys, handler in handlers.items()
@@ -303,7 +303,8 @@ class Fetcher:
         for queue, capacity in offers:
             poll = is_time and queue.look_at <= now
             queue.must_poll = queue.must_poll or poll
-            # In a hot queue, polls also claim: if rounds take longer than a second, each call for the queue is a poll.
+            # In a hot queue, polls claim messages with keys too. Otherwise these messages would starve if rounds take
+            # longer than a second, because then each call for the queue is a poll.
             queue.must_only_poll = queue.must_only_poll or (poll and not queue.hot)
             if poll or (queue.waits_for_suspect and queue.suspect_has_ended(capacity)):
                 queue.hot = True
@@ -322,7 +323,7 @@ class Fetcher:
         """
         Start to wait for wake-ups of queues that are not hot; a hot queue is known to have messages.
 
-        With `beside_hot`, skip waits that include a hot queue.
+        With `beside_hot`, start no wait for wake-ups that a hot queue shares with other queues.
 
         Returns:
             False if a slow node delayed this call, so that some waits were not started. The next round starts them.
@@ -356,7 +357,7 @@ class Fetcher:
             came = [keys for keys in came if keys not in left]
         heard = [self._claims[keys] for keys in came if keys in self._claims]
         for queue in [*heard, *(self._claims[keys] for keys in failed if keys in self._claims)]:
-            queue.hot = True  # also after a failed wait: the next claim then raises the error
+            queue.hot = True  # also after a failed wait, because the next claim reports the error
         if heard:
             capacities = self._inflight.wait_for_capacity(heard, 0.0)
             self._tokens.pass_on(
@@ -372,7 +373,7 @@ class Fetcher:
         Then submit the deliveries whose bodies are complete.
         """
         asked = shared_out(hot, self._order) if len(hot) > 1 else hot
-        if len(hot) == 1:  # for several queues, `shared_out` does this
+        if len(hot) == 1:  # for several queues, `shared_out` calls `order`
             self._order.order([hot[0][0].name])
         requests = [*(queue.claim(part, self._name) for queue, part in asked), *(call for _, call in booked)]
         sent_at = time.monotonic()
@@ -401,7 +402,7 @@ class Fetcher:
         for keys, failure in failures:
             self._backoff.note(keys, failure)
             if isinstance(failure, RedisUnavailableError):
-                self._scheduler.spare(keys)  # do not reclaim leases: other workers cannot renew them now
+                self._scheduler.spare(keys)  # do not reclaim leases that other workers cannot renew now
         if unused := [call for one in self._bookings for call in one.unused()]:
             self._client.run_all(unused)
 
@@ -440,10 +441,10 @@ class Fetcher:
             one = queue.bookings
             is_poll = isinstance(answer, ClaimAnswer) and one and not one.by_cost and answer.behind
             if self._backoff.until and not is_poll:
-                self._backoff.over(queue.keys)  # not after a poll with messages: the booking may still fail
+                self._backoff.over(queue.keys)  # but a poll that found messages proves nothing: the booking may fail
             if queue.bookings and isinstance(answer, Booking):
                 queue.bookings.answered(answer, sent_at)
-                queue.behind = queue.behind if answer.starts else 0  # no start was booked: poll before the next booking
+                queue.behind = queue.behind if answer.starts else 0  # without a booked start, poll before booking again
                 if not answer.starts:
                     self._settle(self._inflight.withdraw(queue.bookings.held), RELEASED)
                 continue

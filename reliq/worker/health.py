@@ -103,7 +103,7 @@ class Pulse:
 
     def follow(self, before: Pulse) -> None:
         """
-        Copy the times from the process that this process replaces.
+        Copy the times of the last claim round and the last failed Redis call from the replaced process.
 
         So if processes die again and again while they start, the worker counts as hung.
         """
@@ -166,11 +166,7 @@ class Pulse:
 
 
 def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStats | None], None]) -> Loop:
-    """
-    Return a loop that passes the state of the process to `notes` twice a second.
-
-    The function `look` returns this state.
-    """
+    """Return a loop that calls `look` twice a second, and passes the state that `look` returns to `notes`."""
 
     def step() -> float:
         stats = look()

@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 #: The longest wait between two steps. The due time of a message may be further away than the longest wait of a thread.
 LONGEST_SLEEP_SECONDS = 3600.0
-#: An answer contains the milliseconds until a due time. They are counted from the arrival of the answer, but from this
-#: many seconds after the call if the answer arrives later. A due time that is computed too early causes an extra call;
-#: a due time that is computed too late delays messages.
+#: Redis answers with the milliseconds until a due time. The worker counts them from the arrival of the answer, but at
+#: the latest from this many seconds after the call. So a slow answer does not delay messages; a due time that is
+#: computed too early only causes an extra call.
 REPLY_LAG_SECONDS = 0.005
 #: At most this many events wait for slow observers; further events are dropped.
 WAITING_LIMIT = 10_000

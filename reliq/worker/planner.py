@@ -54,7 +54,7 @@ class Planner:
         self._backoff = QueueBackoff("planner", client.observers)
 
     def step(self) -> float:
-        """Publish a page of due ticks of each queue; return the seconds until the next step."""
+        """Publish the due ticks of up to PAGE schedules of each queue; return the seconds until the next step."""
         began = time.monotonic()
         shards = [
             keys
@@ -87,7 +87,7 @@ class Planner:
                 continue
             self._backoff.over(keys)
             skip = self._skip.pop(keys, 0)
-            if left and skip + len(answer.found) < answer.due:  # more are due: skip the unreadable schedules
+            if left and skip + len(answer.found) < answer.due:  # the next page skips the unreadable schedules
                 self._skip[keys] = skip + left
                 wait_ms = 0
             elif answer.due - len(answer.found) > PAGE and not left:  # random, so that processes read different pages
@@ -123,7 +123,7 @@ def ticks_of(plan: DuePlan, now_ms: int) -> Iterator[PlanTick]:
     schedule, header = Schedule.parse(row.options.schedule), row.header
     since, at = plan.since, int(float(plan.since))
     retries = header.retries or 0
-    oldest = now_ms // 1000 - int(DAY_SECONDS) - 1  # all earlier ticks are missed: skip them
+    oldest = now_ms // 1000 - int(DAY_SECONDS) - 1  # earlier ticks count as missed and are skipped
     for planned in plan_ticks(schedule, at - 1, now_ms // 1000, row.options.catch_up):
         next = schedule.next_after(planned.at if planned.is_published else max(planned.at, oldest))
         value = b""

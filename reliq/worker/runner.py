@@ -462,7 +462,7 @@ class ThreadExecutor:
         while len(self._threads) < wanted:
             name = f"reliq-handler-{len(self._threads) + 1}"
             thread = threading.Thread(target=self._work, name=name, daemon=True)
-            thread.start()  # if this raises, the next `submit` tries again to start a thread
+            thread.start()  # if no thread can be started, the next `submit` tries again
             self._threads.append(thread)
         time.sleep(0)  # give up the GIL, so that a handler thread starts before the caller waits for Redis
 
@@ -592,7 +592,7 @@ class AsyncExecutor:
         self._filling = False  # whether the event loop will soon call `fill`
         self._timer: asyncio.TimerHandle | None = None  # calls `fill` when the linger time of a batch is over
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)
-        self._context = contextvars.copy_context()  # each handler call gets a copy
+        self._context = contextvars.copy_context()  # each handler call gets a copy of these context variables
         self._closing = False
         self._ping_lock = threading.Lock()
         self._pinged_at: float | None = None  # when the unanswered ping was sent; None without an unanswered ping
@@ -727,7 +727,7 @@ class AsyncExecutor:
             self._loop.call_soon(self.fill)
 
     def _end_unbegun(self, run: HandlerCall) -> None:
-        if run.unanswered:  # the call is not settled yet
+        if run.unanswered:  # the cancelled task has not settled its messages
             try:
                 self._runner.end(run, None, asyncio.CancelledError())
             finally:

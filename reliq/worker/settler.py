@@ -171,7 +171,7 @@ class Settler:
             if isinstance(answer, Exception):
                 self._try_later(group, answer)
                 continue
-            again = settlement.unsettled(group, answer)  # in the next step
+            again = settlement.unsettled(group, answer)  # settle these deliveries again in the next step
             ended = [held for held in group if held not in again] if again else group
             self._forget(ended)
             corrections += [call for held in ended if held.booked for call in _corrections(held)]
@@ -180,7 +180,7 @@ class Settler:
             is_ack = group[0].outcome is ACKED
             if not is_ack and any(is_final(held.delivery.claimed, held.outcome) for held in group):
                 self._buried()
-        if corrections:  # never repeat these calls, because a limit would count them twice
+        if corrections:  # never repeat a correction, because the limit would count it twice
             with suppress(ReliqError):
                 self._client.run_all(corrections)
 
@@ -188,7 +188,8 @@ class Settler:
         """
         Store checkpoints in their own round trip, before the outcomes.
 
-        In a common round trip, Redis could store the outcome first: a script that Redis has not cached runs last.
+        In a common round trip, Redis could store the outcome before the checkpoint: if Redis has not cached the script
+        for checkpoints, this script runs last.
 
         Returns:
             The unavailable shards. The outcomes of their messages are settled later.
@@ -273,7 +274,7 @@ def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], li
     """
     Return the calls that settle `deliveries`, each call with its deliveries.
 
-    Do not report a lost lease if the loss is already reported, or if the delivery may already be settled.
+    If a lost lease is already reported, or the delivery may already be settled, the call reports no lost lease.
     """
     by_shard: dict[tuple[Keys, bool], list[HeldDelivery]] = defaultdict(list)
     for held in deliveries:
@@ -295,9 +296,8 @@ class Renewer:
     """
     Renew leases and enforce the timeouts of handlers.
 
-    This runs in a separate thread, which handlers do not delay.
-
-    The renewer also returns messages that have waited too long for a slot, and pings the event loop.
+    The renewer runs in a separate thread, which handlers do not delay. It also returns messages that have waited too
+    long for a slot, and pings the event loop.
 
     Args:
         client: the client for all calls.
@@ -371,7 +371,8 @@ class Renewer:
         is_time = now - self._saved_at >= CHECKPOINT_SECONDS
         if is_time:
             self._saved_at = now
-        # Store the first checkpoint of a suspect at once: after this progress, a kill does not make it a dead letter.
+        # Store the first checkpoint of a suspect (a message that may have killed its process) at once: if its process
+        # is killed after this progress, the message does not become a dead letter.
         unsaved = [
             held
             for held in deliveries
@@ -411,7 +412,7 @@ class Renewer:
                     held.lease_until = sent_at + lease_seconds
                     held.renew_at = sent_at + lease_seconds / 3
                     held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
-                elif not held.settling:  # a settled message has no valid receipt, but its lease is not lost
+                elif not held.settling:  # while settling, the receipt may be refused because Redis has the outcome
                     held.lost = True
                     lost.append(held.delivery.id)
             if lost:
@@ -431,7 +432,7 @@ class Renewer:
             self._unsaved_backoff.over(group[0][0].keys)
             for held, checkpoint in group:
                 held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
-                held.saved = checkpoint  # not `held.checkpoint`, which the handler may have changed
+                held.saved = checkpoint  # not `held.checkpoint`, which the handler may have replaced meanwhile
 
     def _notify_lateness(self, due: list[HeldDelivery], now: float) -> None:
         """Notify observers if a renewal is late, with the cause: Redis or this process."""

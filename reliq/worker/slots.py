@@ -61,14 +61,14 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
         keys: the shard from which the message was claimed.
         fetched_at: when the message was claimed.
         held_since: when the message became ready to start (body read, booked time reached); before that, a future time.
-        is_read: whether its body is read, so that a start can be booked; only with a shared limit by cost.
+        is_read: with a shared limit by cost, whether the body is read, so that a start can be booked; otherwise False.
         parked: whether it waits for its booked start without a slot.
         lease_until: when the lease expires, counted from the time just before the claim or renewal was sent.
         renew_at: when to renew the lease.
-        must_start: whether it must start at once, because it is a suspect or has no retry left.
+        must_start: whether it must start at once, because it may have killed its process or has no retry left.
         started: whether the handler was called.
         took_ms: the run time of the handler in ms.
-        lost: whether Redis has refused the receipt, so the message belongs to another delivery or is gone.
+        lost: whether Redis has refused the receipt, because the message has another lease or no longer exists.
         cancelled: whether the message was cancelled after its claim.
         abandoned: whether the handler exceeded its timeout and still runs; the lease is not renewed any more.
         settling: whether the outcome is queued for Redis, or is being sent.
@@ -216,8 +216,9 @@ class QueueSlots:
         ended: the number of unsettled deliveries whose handler has ended, or that are to be returned to Redis.
         pace: the moving average of call durations in seconds; None before the first call has ended.
         read_limit: the most messages whose bodies one round trip reads.
-        suspects: the suspects in this process, except suspects of calls that exceeded their timeout.
-        no_suspects: the argument for a claim if this process has no suspects (messages that may have killed a process).
+        suspects: the suspects in this process (messages that may have killed a process), except suspects of calls that
+            exceeded their timeout.
+        no_suspects: the argument `suspects` of a claim while this process has no suspects.
         stalled: whether the event loop is blocked; async calls then get no slots, and their slots count as free.
     """
 
@@ -386,7 +387,7 @@ class Inflight:
         self._plain_call_ready = threading.Condition(self._lock)  # notified when a plain handler may start
         self._capacity_grew = threading.Condition(self._lock)  # notified when the fetcher can claim more messages
         self._changed = threading.Condition(self._lock)  # notified when a call ends, or the first delivery is added
-        self._deliveries: dict[HeldDelivery, None] = {}  # in the order of their claims
+        self._deliveries: dict[HeldDelivery, None] = {}  # all deliveries, in the order of their claims
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a thread
         self._async_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a task
         self._runs: dict[HandlerCall, None] = {}
@@ -592,7 +593,7 @@ class Inflight:
         with self._lock:
             if run in self._runs and not run.abandoned:
                 run.abandoned = True
-                # The suspects of this call do not count any more, so that other suspects can run.
+                # Messages of this call that may have killed a process do not count any more, so that others can run.
                 self.queues[run.handler.queue_name].suspects.difference_update(run.deliveries)
                 self._changed.notify_all()
                 self._notify_fetcher()

@@ -56,9 +56,10 @@ logger = logging.getLogger(__name__)
 
 #: The interval between two checks of expired leases that must not be reclaimed yet.
 SPARED_SECONDS = 0.25
-#: The most messages that one round trip moves in all queues, because Redis serves no other client meanwhile.
+#: About how many messages one round trip moves at most, in all queues together, because Redis serves no other client
+#: meanwhile.
 MOVE_LIMIT = 2 * BATCH_LIMIT
-#: However many queues share a round trip, each queue may move this many messages.
+#: Even if many queues share a round trip, each queue may move at least this many messages.
 LEAST_MOVED = 20
 #: A process registers its periodic jobs, and reads the runs that operators request, at least this often.
 TICKER_SECONDS = 5.0
@@ -98,7 +99,7 @@ class Scheduler:
         self._lock = threading.Lock()
         self._due: dict[tuple[Keys, str], float] = {}  # by shard and script: the monotonic time of the next call
         self._backoff = QueueBackoff("scheduler", client.observers)
-        self._spared_at: dict[Keys | None, float] = {}  # when `spare` was last called; None: all shards
+        self._spared_at: dict[Keys | None, float] = {}  # by shard (None: all): when `spare` was last called
         self.spare(None)
         self.wake: Callable[[], None] = lambda: None
 
@@ -122,7 +123,7 @@ class Scheduler:
         """
         Store the due times from the answer of a claim.
 
-        If another process watches the shard, drop its due times.
+        If another process watches the shard, drop the stored due times of the shard.
 
         Args:
             keys: the shard.
@@ -460,7 +461,7 @@ class Janitor:
         self._connection = connection
         self._workers = workers
         self._migrations: dict[str, Iterator[int]] = {}  # by queue: an iterator that moves messages to other shards
-        self._next = _chance.randrange(SHARDS_LIMIT)  # the shard number from which the next round tidies
+        self._next = _chance.randrange(SHARDS_LIMIT)  # the number of the first shard that the next round tidies
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._history = HistoryRollup(client, served.shards)
         self._claims: dict[Keys, int] = {}
