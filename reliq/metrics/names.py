@@ -103,7 +103,7 @@ MISSING = _queue(
 )
 UNACK = _queue(
     "reliq_unack",
-    "Messages in unack: `running`, or in `backoff` after a nack. Above 200 estimated from a sample.",
+    "Messages in unack: `running`, or in `backoff` after a nack. Above 200 messages, estimated from a sample.",
     "kind",
 )
 OLDEST = _queue(
@@ -182,7 +182,9 @@ LONGEST = _measured("reliq_longest_running_seconds", "Running time of the handle
 SLOTS = _measured("reliq_slots", "Handlers that can run concurrently.")
 SLOTS_BUSY = _measured("reliq_slots_busy", "Slots in use, including hung slots.")
 SLOTS_HUNG = _measured("reliq_slots_hung", "Slots of handlers that exceeded their timeout and cannot be ended.")
-LOST = _measured("reliq_leases_lost_total", "Outcomes that Redis refused because the lease had expired.", ("queue",))
+LOST = _measured(
+    "reliq_leases_lost_total", "Renewals and outcomes that Redis refused because the lease had expired.", ("queue",)
+)
 LATE = _measured("reliq_renewals_late_total", "Lease renewals that were late because the process was delayed.")
 LAST_CLAIM = _measured(
     "reliq_last_claim_timestamp_seconds",

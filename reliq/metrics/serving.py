@@ -130,7 +130,7 @@ class Endpoint(ThreadingTCPServer):
             excess = len(self._accepted) - CONNECTION_LIMIT
             for at, (connection, accepted_at) in enumerate(self._accepted.items()):
                 if at < excess or time.monotonic() - accepted_at > REQUEST_SECONDS:
-                    # This makes the connection's thread fail and close it. The client may have closed it already.
+                    # Make the connection's thread fail and close it. The client may have closed the connection already.
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
 

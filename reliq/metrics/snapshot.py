@@ -265,7 +265,7 @@ class QueueLook:
             yield {}
         oldest = {place: max(0.0, (now_ms - due) / 1000) for place, due in due_ms.items() if due is not None}
         for place in ("pending", "unack", "ready", "retry"):
-            if not getattr(counts, place):  # no message is late in an empty state
+            if not getattr(counts, place):  # a state without messages has no late message
                 oldest.setdefault(place, 0.0)
         return QueueSnapshot.of(
             keys,
@@ -523,7 +523,7 @@ def facts_in(sections: Sequence[Any]) -> dict[str, str]:
 
 
 def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Selection:
-    """Return all queues in the registry; of more than QUEUES_LIMIT queues, return only `first()` and some others."""
+    """Return the queues in the registry. If it has more than QUEUES_LIMIT, return `first()` and some other queues."""
     size = client.run(commands.registry_size())
     if size <= QUEUES_LIMIT:
         at, entries = client.run(commands.registry_page(0, QUEUES_LIMIT))

@@ -167,7 +167,7 @@ class Figures:
             return self._memory[: self._used]
 
     def _place(self, spec: Spec, labels: Labels, first: float = 0.0) -> int:
-        """Return the index of the first number of a series; a new series begins with `first`."""
+        """Return the index of the first number of a series; add a new series with all its numbers set to `first`."""
         at = self._places.get((spec, labels))
         if at is None:
             at = self._places[spec, labels] = self._append((spec.name, *labels), (first,) * spec.size)

@@ -45,7 +45,7 @@ YOUNG_SECONDS = 60.0
 #: A thread counts as computing if its CPU time is at least this share of the time between two checks.
 #: The share is small, because the machine may be busy.
 LEAST_SHARE = 0.05
-#: A process that ended is replaced RESTART_SECONDS after its start.
+#: A process that ended is replaced at the earliest RESTART_SECONDS after its start.
 #: If processes die while they start, this time doubles with each death, up to SLOWEST_RESTART_SECONDS.
 RESTART_SECONDS = 1.0
 SLOWEST_RESTART_SECONDS = 60.0
@@ -101,7 +101,7 @@ class Folder:
         if not is_there:
             Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
             before = self._lock
-            self._make()  # if this raises, the next call tries again and closes the old lock
+            self._make()  # if no folder can be created, the next call of `restore` tries again
             with suppress(OSError):
                 os.close(before)
 
@@ -486,7 +486,7 @@ class Child:
 
     def collect(self) -> subprocess.Popen[str] | None:
         """
-        Return the dead process, and set `process` to None.
+        Return the process that has ended, and set `process` to None.
 
         Also kill the programs that its handlers started, if they are still in its process group.
         """

@@ -22,7 +22,7 @@ def main() -> None:
     """
     Track the worker processes until the supervisor ends, and then kill them.
 
-    They have PEACE_SECONDS to end by themselves.
+    The worker processes have PEACE_SECONDS to end by themselves.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the guard must outlive the supervisor and the worker processes

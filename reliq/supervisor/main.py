@@ -146,7 +146,7 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
         notes.append(metrics.sample)
     sampler(consumer.stats, *notes).start()
     consumer.before_call = status.begins
-    if settings.concurrency > 1:  # with one slot, `begins` already reports which coroutine runs
+    if settings.concurrency > 1:  # with one slot, the row that `begins` writes already shows the coroutine
         consumer.note_step = status.steps
 
     def write_stacks() -> None:
@@ -179,7 +179,7 @@ def _report_unfinished(consumer: Consumer, status: ProcessStatus) -> None:
     When this process has ended, the supervisor returns these messages to their queues.
     """
     if consumer.unfinished is None:
-        return  # the list is not ready before the end of the grace period; the supervisor then uses the status
+        return  # the grace period is not over, so there is no list; the supervisor reads the status instead
     rows = [
         {"queue": held.queue, "shard": held.keys.shard, **msgspec.structs.asdict(held.delivery.claimed)}
         for held in consumer.unfinished

@@ -117,7 +117,7 @@ class Recovery:
     def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
         """Return messages of a shard to their queue in the same order, without using a retry."""
         pieces = list(chunked(claimed, BATCH_LIMIT))
-        for piece in reversed(pieces):  # the piece that is released last is first in the queue
+        for piece in reversed(pieces):  # each released piece goes to the front of the queue
             self._client().run(transitions.release(keys, piece), for_seconds=self._call_seconds)
 
     def help(self, child: Child) -> None:
@@ -236,7 +236,7 @@ class Recovery:
         self.extend(keys, ended, lease_ms=0)
 
     def _releases_of(self, name: str, id: str) -> int:
-        """Count another dead process that had prefetched the message; return how many there were."""
+        """Count another dead process that had prefetched the message; return the number of such processes."""
         count = self._released[name, id] = self._released.pop((name, id), 0) + 1
         while len(self._released) > REMEMBERED_LIMIT:
             del self._released[next(iter(self._released))]

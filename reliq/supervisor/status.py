@@ -51,7 +51,8 @@ _LEAVE_ASKED_AT = 17
 _MUST_STAY_AT = 18
 _PULSE_AT = 64
 _ROWS_AT = _PULSE_AT + PULSE_BYTES
-_ROW = struct.Struct("<ddqHH480s")  # start (0: no call), timeout, thread, queue number, length of the id, message id
+# The fields of a row: start (0: no call), timeout, thread, queue number, length of the message id, message id.
+_ROW = struct.Struct("<ddqHH480s")
 _TIMES = struct.Struct("<dd")  # start and timeout, the first two fields of a row
 _ID_BYTES = 480
 _LANE = struct.Struct("<48s")
@@ -63,9 +64,9 @@ def board_bytes(concurrency: int, queues: int) -> int:
     """
     Return the size of the status in bytes.
 
-    The status contains the pulse (health data) and these rows: for each slot, for all coroutines together, for each
-    coroutine that may hang, and for the coroutine that runs now. Then it contains for each queue the name
-    under which the process claims.
+    The status contains the pulse (health data), a row for each slot, a row for all coroutines together, a row for each
+    coroutine that may hang, a row for the coroutine that runs now, and for each queue the name under which the process
+    claims.
     """
     return _lanes_at(concurrency) + _LANE.size * queues
 
@@ -168,13 +169,13 @@ class ProcessStatus:
         """
         Write that a handler call begins.
 
-        This runs in the thread of the handler before the handler starts, because a handler may hold the GIL.
+        The handler's thread calls this method before the handler, because a handler may hold the GIL.
         """
         queue = run.deliveries[0].queue
         if queue not in self._lanes:
             self._note_lanes()
         cell = self._cells.get(run.thread) or self._new_cell(run.thread)
-        if self._concurrency == 1 or not run.handler.is_async:  # the thread runs only this call
+        if self._concurrency == 1 or not run.handler.is_async:  # the thread runs no other call at the same time
             with self._lock:
                 cell.run = run
                 self._write(cell.place, run, run.started_at, cell.thread)
@@ -226,7 +227,7 @@ class ProcessStatus:
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
         now = time.monotonic()
         running = self._consumer.running()
-        # With one slot, `begins` has already written a row for the coroutine. With several slots, write one here.
+        # With one slot, `begins` has already written the coroutine's row. With several slots, write the row here.
         hung = [run for run in running if self._concurrency > 1 and run.handler.is_async and run.hangs]
         hung = hung[: self._concurrency]
         if hung != self._hung:
@@ -329,11 +330,7 @@ class ProcessStatusView:
         self._memory[_LEAVE_ASKED_AT] = 1
 
     def let_stay(self, stays: bool) -> None:
-        """
-        Set whether the process must continue to work after --max-jobs jobs.
-
-        It must do so while its replacement cannot start.
-        """
+        """Set whether the process must continue after --max-jobs jobs, because its replacement cannot start."""
         self._memory[_MUST_STAY_AT] = stays
 
     def rows(self, *, is_silent: bool = False) -> list[Row]:

@@ -238,11 +238,11 @@ class Supervisor:
         return Child(ProcessStatusView(queues, self._concurrency), self._handlers)
 
     def _replace(self, child: Child, place: Child) -> None:
-        """Replace `child` in `children` by a `Child` for the next process."""
+        """Put `place`, which stands for the next process, into `children` instead of `child`."""
         place.started_at = child.started_at
         place.failures = child.failures
         place.crashes = child.crashes
-        if child.process is None:  # health checks need the age of a dead process's last health data
+        if child.process is None:  # until the next start, health checks read the dead process's health data
             place.pulse = child.pulse
         self.children[self.children.index(child)] = place
 

@@ -618,7 +618,7 @@ class Reliq:
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
         client = Client.to(self.connection, REPLY_SECONDS, consumer.observers)
         travel = self.travel if scheduled else None
-        self._began_us = min(self._began_us, time.time_ns() // 1000)  # begin earlier if the clock was moved back
+        self._began_us = min(self._began_us, time.time_ns() // 1000)  # the test may have moved the clock back
         began = Client(self.connection.wire(REPLY_SECONDS), clock=lambda: self._began_us)
         return Drain(consumer, client, began, travel=travel, fail_fast=fail_fast, most=most)
 

@@ -170,7 +170,7 @@ class EmbeddedRedis:
     def __enter__(self) -> Self:
         try:
             return self.start()
-        except BaseException:  # stop the server also if Ctrl-C ends the start
+        except BaseException:  # if Ctrl-C interrupts the start, stop the server
             self.stop()
             raise
 

@@ -411,7 +411,7 @@ class QueueClaims:
         return capacity.suspects.held < self._suspects_held
 
     def is_to_be_asked(self, capacity: Capacity) -> bool:
-        """Return whether to claim now: a poll is due, the last claim has no answer, or messages wait and there is room."""
+        """Return whether to claim now: a poll is due, a claim has no answer, or messages wait and there is room."""
         return self.must_poll or bool(self.asked) or (self.hot and self.has_room(capacity))
 
     def starves(self, capacity: Capacity) -> bool:

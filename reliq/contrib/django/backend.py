@@ -43,7 +43,7 @@ try:
     from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
-except ImportError:  # before Django 6
+except ImportError:  # Django before 6.0 has no tasks; the package django-tasks provides them
     from django_tasks import task_backends
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
@@ -209,7 +209,7 @@ class ReliqBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no type
             errors=[TaskError(exception_class_path=path, traceback=text) for path, text in history.get("errors", ())],
             worker_ids=workers[-attempts:] if attempts else [],
         )
-        object.__setattr__(result, "_return_value", record.get("value"))  # as Django's backends do
+        object.__setattr__(result, "_return_value", record.get("value"))  # Django's own backends do the same
         return result
 
 
@@ -253,7 +253,7 @@ class AnyTask(Handler):
 
     @property
     def each(self) -> list[Handler]:
-        """A plain handler and an async handler, because the tasks of later messages may be plain or async functions."""
+        """A plain handler and an async handler, because a message may name a task of either kind."""
         return [self, self._async]
 
     def of(self, header: Header) -> Handler:
@@ -291,7 +291,8 @@ class Attempt:
         workers = [*known.get("workers", ()), f"{socket.gethostname()}:{os.getpid()}"][-WORKERS_LIMIT:]
         self.history = {"started_at": now, **known, "last_attempted_at": now, "workers": workers}
         self.record = {"path": self.task.module_path, "body": self.body, "history": self.history}
-        if not self.claimed.deaths:  # not for a suspect: a checkpoint would count as proof that it kills no process
+        # Store no checkpoint for a message that may have killed a process: it would prove too early that it kills none.
+        if not self.claimed.deaths:
             self.job.checkpoint(self.history)
         self.result = self._result("RUNNING")
         task_started.send_robust(type(self.backend), task_result=self.result)
@@ -323,8 +324,8 @@ class Attempt:
             self.history["finished_at"] = time.time()
         for length in TRACEBACK_LENGTHS:
             self.history["errors"] = [(path, trace[-length:]) for path, trace in errors]
-            with suppress(ConfigurationError):  # it is too large
-                with suppress(JobInterrupted):  # a stopping worker raises this after the checkpoint is stored
+            with suppress(ConfigurationError):  # the checkpoint is too large: try shorter tracebacks
+                with suppress(JobInterrupted):  # raised after the checkpoint is stored, if the worker is stopping
                     self.job.checkpoint(self.history)
                 break
         if final:
@@ -352,7 +353,7 @@ def task_handler(backend: ReliqBackend, queue: Queue[Any], task: Task) -> Handle
 
     async def coroutine(body: dict[str, Any], job: Job[Any]) -> Any:
         attempt = Attempt(backend, task, body, job)
-        await sync_to_async(attempt.begin)()  # closes database connections in the thread that async queries use
+        await sync_to_async(attempt.begin)()  # in the thread of async queries, to close its database connections
         try:
             value = await attempt.call()
         except NO_ERRORS:

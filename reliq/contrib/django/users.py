@@ -45,7 +45,7 @@ async def user_of(request: Request) -> Any:
 def _user(session_key: str | None) -> Any:
     from django.contrib.auth import get_user  # noqa: PLC0415  it needs the settings
 
-    close_old_connections()  # as Django does before and after each request
+    close_old_connections()  # Django does this before and after each request
     try:
         store = import_module(conf.settings.SESSION_ENGINE).SessionStore(session_key)
         return get_user(SimpleNamespace(session=_Copy(store.load() if session_key else {})))
