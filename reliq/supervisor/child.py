@@ -418,7 +418,7 @@ class Child:
         """
         Return the status rows of handler calls that exceeded their timeout.
 
-        Leave out calls that the process itself may still end.
+        Leave out calls that the process may still end itself, for example by a cancellation.
 
         Args:
             now: the current monotonic time.

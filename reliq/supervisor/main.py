@@ -89,7 +89,7 @@ def main() -> int:
     try:
         try:
             consumer = load_consumer(plan.consumer)
-        finally:  # after the import, because the application may configure logging itself
+        finally:  # configure logging last, because the application may configure logging itself
             configure_logging(plan.log_level, plan.log_format)
         if plan.handlers not in ("", fingerprint(consumer.handlers)):
             logger.error(

@@ -318,7 +318,7 @@ class Drain:
             self._client.run(burial(keys, handler.queue.settings, ids))
 
     def _count(self, handler: Handler, claimed: Claimed, outcome: HandlerOutcome) -> None:
-        if outcome.kind != "release":  # a released message is not in the result
+        if outcome.kind != "release":  # `DrainResult` has no list for released messages
             end = "dead" if is_final(claimed, outcome) else _LISTED[outcome.kind]
             getattr(self.done, end).append(claimed.id)
         self._by_queue[handler.queue_name] += 1

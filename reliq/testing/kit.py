@@ -121,7 +121,7 @@ class TestClock:
 
     def _move_to(self, to_us: int, *, ticks: bool) -> None:
         to = to_us / 1_000_000
-        if int(to * 1e9) < to_us * 1000:  # round a float up, because it is exact only to 0.25 µs
+        if int(to * 1e9) < to_us * 1000:  # round `to` up, because a float is exact only to 0.25 µs
             to = math.nextafter(to, math.inf)
         traveller = _time_machine().travel(to, tick=ticks)
         try:
