@@ -29,7 +29,7 @@ logger = logging.getLogger("reliq")
 
 #: A worker checks for due schedules at least this often, because a new schedule wakes no worker.
 CHECK_SECONDS = 1.0
-#: A queue without schedules is checked this often.
+#: How often a queue without schedules is checked.
 ABSENT_SECONDS = 10.0
 #: One call publishes at most this many bytes.
 TICK_BYTES = 4 * MIB

@@ -627,7 +627,7 @@ class AsyncExecutor:
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:
-            coroutine.close()  # the loop is closed
+            coroutine.close()  # the loop is closed and will not run the coroutine
             raise
 
     def cancel_all(self, timeout_seconds: float = 5.0) -> None:
