@@ -46,7 +46,7 @@ for i, id in ipairs(ids) do
   -- number of deaths, but at most `most` - 1, so it does not go to garbage.
   if fresh then left, died = fresh + 1, math.min(died, most - 1) end
   -- keyed: if fresh then old_keys[id], lines[id] = key_of[id], line_of_value(redis.pcall('GETRANGE', msg .. id, 0, 16383)) end
-  -- keyed: key_of[id] = lines[id]:match('^[^\3]*')
+  -- keyed: key_of[id] = key_of_line(lines[id])
   local is_last, note = left == 0 or died >= tonumber(most), known[i] or ''
   -- Store an expired lease as a failure now, even if the redelivery comes later.
   local is_new = (not waited and word) or (is_last and word ~= 'nacked' and not note:find('^lease '))
