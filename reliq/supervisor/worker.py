@@ -50,7 +50,7 @@ def serve(
         page: port and address of the server for metrics and health checks, and whether it also serves the metrics of
             queues; None for no server.
     """
-    for number in STOPS:  # Linux drops a signal to a container's first process if it has no handler
+    for number in STOPS:  # Linux drops a signal for a container's first process if the process does not handle it
         handle_signal(number, end_at_once)
     handle_signal(signal.SIGUSR1, lambda *_: None)  # the default action of this signal ends the process
     _fill_standard_streams()

@@ -113,7 +113,7 @@ class TestClock:
     def hold(self) -> None:
         """Stop the clock, so that only `travel` moves it; raises the same errors as `travel`."""
         self._is_held = True
-        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # whole ms, like due times and timeouts
+        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # use whole ms, like due times and timeouts
 
     def end(self) -> None:
         """Set Python's clock back to the real time."""

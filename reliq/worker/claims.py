@@ -535,8 +535,9 @@ def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Off
         parts.append((claims, part))
         left = left.without(part)
     claimed = [claims for claims, part in parts if part.messages]
+    # Reverse the order, so that another shard is first in the next round: only the first shard may claim suspects.
     for turn, claims in enumerate(reversed(claimed), ordered[-1].turn + 1):
-        claims.turn = turn  # reversed, so that another shard is the first in the next round and may claim suspects
+        claims.turn = turn
     return parts
 
 

@@ -391,7 +391,7 @@ class Fetcher:
         if reader.gone:
             self._settle(self._inflight.withdraw(reader.gone), EXPIRED)
             reader.gone = []
-        if reader.ready:  # submit messages that must start at once before the other messages
+        if reader.ready:  # first submit the messages that must start at once
             ready = self._routed(reader.ready) if self._has_tasks else reader.ready
             if held := {one for _, bookings in self._by_cost for one in bookings.held}:
                 for one in held.intersection(ready):

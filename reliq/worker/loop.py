@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The longest wait between two steps. The due time of a message may be further away than the longest wait of a thread.
+#: The longest wait between two steps. A thread cannot wait for a due time in the far future in one call.
 LONGEST_SLEEP_SECONDS = 3600.0
 #: Redis answers with the milliseconds until a due time. The worker counts them from the arrival of the answer, but at
 #: the latest from this many seconds after the call. So a slow answer does not delay messages; a due time that is
@@ -103,7 +103,7 @@ class Loop:
                 self._woken.clear()
             except BaseException as error:
                 self._failures += 1
-                with suppress(BaseException):  # an observer or the log may raise too
+                with suppress(BaseException):  # observers and log handlers may raise too
                     self._report(error)
                 self._stopped.wait(seconds_after(RECONNECT, self._failures))
 

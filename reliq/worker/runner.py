@@ -180,7 +180,7 @@ class Runner:
         return run.began
 
     def _jobs(self, run: HandlerCall) -> list[Job[Any]]:
-        """Return the jobs of `run`. Messages with undecodable bodies are settled and left out."""
+        """Return the jobs of the call `run`. Messages with undecodable bodies are settled and left out."""
         decode = run.handler.codec.decode
         jobs = []
         for held in run.unanswered:
@@ -194,7 +194,7 @@ class Runner:
         return jobs
 
     def end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
-        """Settle the deliveries of `run` by the return value or exception of the handler."""
+        """Settle the deliveries of the call `run` by the return value or exception of the handler."""
         if len(_forks) != self._forks:  # the handler has forked; this is the child process, which must not settle
             os._exit(0)
         deliveries = run.unanswered
@@ -539,7 +539,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._limit = min(32, (os.cpu_count() or 1) + 4)  # the default of ThreadPoolExecutor
+        self._limit = min(32, (os.cpu_count() or 1) + 4)  # the same limit as in ThreadPoolExecutor
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._started = 0

@@ -224,7 +224,7 @@ class DueTick(NamedTuple):
     A due run of a periodic job.
 
     Attributes:
-        row: the job.
+        row: the periodic job and its state in Redis.
         at: the planned time in Unix seconds; None for a run that an operator requested.
         call: the call that publishes the message.
     """
