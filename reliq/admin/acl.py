@@ -31,7 +31,7 @@ WORKER_KEY, REQUEST_KEY, STACKS_KEY = worker_key("*"), stack_request_key("*"), s
 LIMIT_KEY = limit_key("*")
 #: Names in `Keys` that each stand for many Redis keys. For example, each message of a queue has its own key `msg`.
 FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside", "result"})
-#: The names in `SCRIPTS` whose scripts are in this package; all other scripts are in reliq.lua.
+#: Scripts whose files are in the package reliq.admin; the files of all other scripts are in reliq.lua.
 CHECKS = frozenset({"check", "check_keys"})
 
 _RESHARD = "arrive ask cancel depart leave remap"
@@ -48,7 +48,7 @@ SCRIPTS: dict[Role, str] = {
     ),
     "exporter": "counts held_up key_queues",
 }
-#: The Redis keys of a queue with their types, without the call sequences (`lane`).
+#: The Redis keys of a queue with their types, except the keys `lane`, which store each client's last call.
 _QUEUE = TYPES | {
     **dict.fromkeys(("asleep", "held", "rates", "ring"), "zset"),
     **dict.fromkeys(("ends", "history"), "stream"),
@@ -61,12 +61,13 @@ _READS = (
     "SISMEMBER SMISMEMBER SSCAN STRLEN TYPE XLEN XRANGE XREVRANGE ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE "
     "ZRANK ZREVRANGE ZSCAN ZSCORE"
 )
-#: The type of the keys that a command accepts, by the first letter of the command. Other commands accept any type.
+#: The type of the Redis keys that a command accepts, by the first letter of the command: HGET accepts only hashes.
+#: Commands with other first letters accept keys of any type.
 _OF_TYPE = {"G": "string", "M": "string", "H": "hash", "L": "list", "S": "set", "X": "stream", "Z": "zset"}
 
 
 def _reads(commands: str) -> list[tuple[str, str]]:
-    """Return each command with the names of the Redis keys of the type that the command reads."""
+    """For each command in a text, return the names of the Redis keys that the command can read."""
     rows = []
     for command in commands.split():
         wanted = "string" if command == "STRLEN" else _OF_TYPE.get(command[0])
@@ -128,7 +129,7 @@ _QUOTED = re.compile("[ \"']")
 
 
 def rights(role: Role) -> dict[str, set[str]]:
-    """Return the Redis commands of a role, each with the names of its keys ("" for no key)."""
+    """Return the Redis commands that a role needs, each with the names of its Redis keys ("" without a key)."""
     if role == "viewer":
         allowed = {*_READS.split(), "INFO", "SCAN", "TIME"}
         return {command: names for command, names in rights("operator").items() if command in allowed}
@@ -243,7 +244,7 @@ def _patterns(names: Iterable[str], queues: Sequence[Keys], access: str) -> set[
 
 
 def key_of(keys: Keys, name: str) -> str:
-    """Return the Redis key for a name in `ALONE`; for a name in `FAMILIES`, the prefix of its keys."""
+    """Return the Redis key with a name in `Keys`; if the name is in `FAMILIES`, return the prefix of all its keys."""
     if name == "aside":
         return keys.aside("", 0).removesuffix("0:")
     return str(getattr(keys, name)("") if name in FAMILIES else getattr(keys, name))

@@ -94,7 +94,8 @@ def measure(url: str, messages: int) -> dict[str, float]:
             with _workers(url, queue.name, processes) as workers:
                 queue.resume()
                 began, timed = time.perf_counter(), messages
-                if left := _wait(queue, workers, int(messages * TIMED_SHARE)):  # if 0 are left, time the whole drain
+                # If no message is left at the first check, measure the whole drain.
+                if left := _wait(queue, workers, int(messages * TIMED_SHARE)):
                     began, timed = time.perf_counter(), left
                 _wait(queue, workers, 0)
                 figures[f"{name}, messages/s"] = timed / (time.perf_counter() - began)

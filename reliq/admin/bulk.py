@@ -208,7 +208,7 @@ class MessageActions(MessageReads):
         """
         Give a waiting message another due time; return `rescheduled`, `running` or `not_found`.
 
-        The due time of a running or unknown message stays unchanged.
+        The due time of a running message stays unchanged.
         """
         status: RescheduleStatus = "not_found"
         for home in self._queue(queue).homes(check_id(id)):
@@ -339,7 +339,7 @@ def remove(part: StatePart, ids: list[str], *, free_ids: bool = False) -> Tally:
     Delete up to 500 messages that were read from a state, even if they are in another state now.
 
     Args:
-        part: the part of the state from which the messages were read.
+        part: the state in one shard, or the key queue, from which the messages were read.
         ids: ids of the messages, in the order in which they were read.
         free_ids: whether the ids can be published again immediately.
     """
@@ -433,7 +433,7 @@ class Copier:
         postpone(queue, {id: due[id] for id in refused})
         there = [id for id in held if id not in refused]
         if there:
-            remove(part, there, free_ids=True)  # frees the ids, so that the messages can be moved back
+            remove(part, there, free_ids=True)  # free the ids in this queue: the messages can be moved back
         running = list(answers.values()).count("running")
         gone = len(due) - len(orders) + list(answers.values()).count("not_found")
         return Tally("moved", 0, len(there), running, len(due) - len(there) - running - gone, gone)
@@ -475,7 +475,8 @@ class Copier:
         own |= {"headers": header.headers, "key": header.key, "priority": header.priority, "cost": header.cost}
         own["dedup"] = COPY_WINDOW_SECONDS
         *origin, publication_id = first_published(queue, old_id, header)
-        with suppress(ConfigurationError):  # a program in Go may have chosen an id that reliq does not allow
+        # A program in Go may have chosen an id that reliq does not allow: then the copy does not store the id.
+        with suppress(ConfigurationError):
             check_id(origin[1])
             own |= {} if self._to.keys.bare else {"origin": origin, "publication_id": publication_id}
         return Copied(**own)
@@ -515,7 +516,8 @@ def copy_id(letter: DeadLetter) -> str:
     id = f"{_DEATH.sub('', letter.id)}.{letter.letter}"
     try:
         return check_id(id)
-    except ConfigurationError:  # the id is too long, or a program in Go chose an id that reliq does not allow
+    except ConfigurationError:
+        # The id is too long, or a program in Go chose an id that reliq does not allow: use a digest of the id.
         digest = hashlib.sha256(letter.id.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return f"{digest}.{letter.letter}"
 

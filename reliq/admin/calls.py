@@ -41,7 +41,7 @@ TYPES = {
     "dead": "stream",
 }
 
-#: Number of ids that one step reads.
+#: One call to Redis reads about this many ids of a list, set or sorted set.
 STEP_IDS = 250
 
 
@@ -99,7 +99,7 @@ Stream = Literal["ends", "history", "dead"]
 _SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_left": "HSCAN", "lease": "HSCAN"}
 
 
-# ---- one message
+# ---- commands on one message
 
 
 def value(keys: Keys, id: str) -> Command[bytes | None]:
@@ -127,7 +127,7 @@ def marker(keys: Keys, id: str) -> Command[bytes | None]:
     return Command(("GET", keys.dedup(id)), _as_it_is)
 
 
-# ---- the messages of one state
+# ---- commands on the messages of one state
 
 
 def size(keys: Keys, spot: Spot) -> Command[int]:
@@ -177,7 +177,7 @@ def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tu
 
 def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """
-    Scan about `count` keys of the database; return the next cursor and the names found.
+    Scan about `count` Redis keys; return the next cursor (0 at the end), and the ids or message keys found.
 
     The kind `msg` finds ids of messages that have a body. The kind `line` finds message keys that have a key queue.
     """

@@ -369,7 +369,7 @@ class IdState:
 
     @property
     def has_word(self) -> bool:
-        """Whether the Redis key `lease` has a nonce, or a word such as `suspect`, for this id."""
+        """Whether the Redis key `lease` has a value for this id: a lease's token, or a word such as `suspect`."""
         return self.word != Unset()
 
     @property
@@ -519,7 +519,7 @@ def _dead(why: str) -> Repair:
 
 def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     """
-    Return the repair of a faulty id; None to leave the id unchanged, for example until its next claim.
+    Return the repair of a faulty id; None to change nothing, for example because its next claim repairs it.
 
     If the id is in several states or in no state, `state` must come from a search of all lists.
     """
@@ -528,7 +528,7 @@ def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     if state.places == 0:
         due = state.due_ms
         if state.left is None and state.body != "string":
-            return _STRAY if state.body == "none" else None  # a key of another type may belong to another program
+            return _STRAY if state.body == "none" else None  # keep the key: it may belong to another program
         if state.word.cancelled:
             return _STRAY._replace(kind="cancelled")
         if state.body != "string":
@@ -645,7 +645,7 @@ class Checker:
         for name, wanted in TYPES.items():
             found = self.queue.run(Command(("TYPE", getattr(self._keys, name)), bytes.decode))
             if found not in (wanted, "none"):
-                # RENAMENX is safe: scripts refuse a key of the wrong type, so no script has changed it since TYPE
+                # RENAMENX is safe: no script has changed the key since TYPE, because scripts refuse a wrong type
                 mended = self.repair and self._put_aside(name)
                 example = f"{getattr(self._keys, name)} is a {found}, not a {wanted}"
                 self.found.add("wrong-type", example, mended=mended)
@@ -669,7 +669,7 @@ class Checker:
             self.found.add("bad-fence", self._keys.epoch, mended=mended)
         elif fenced.epoch > known.epoch or (known.is_lost and self._keys.shard == 0):
             change = ShardChange(self.queue, self._keys)
-            if change.map.is_lost:  # if the map is not lost, another process has just changed it
+            if change.map.is_lost:  # read again; else another process has changed the shard map meanwhile
                 example = f"{self._keys.of_shard(0).map}: {change.map.n} shards, epoch {change.map.epoch}"
                 if self.repair:
                     change.restore()
@@ -719,8 +719,8 @@ class Checker:
                 self._lines |= fresh
             self._look([*fresh], part, (max(0, start - MARGIN), start + BATCH + MARGIN))
             for id, key in rows:
-                # The id was found before, in another list: check it in this key queue too. If this key queue is the
-                # correct queue, `_states` deletes the id from `_lines`; then restore the earlier entry.
+                # The id was found more than once: check it in this key queue too. If this is the correct key queue,
+                # `_states` deletes the entry of the id from `_lines`; then restore the entry that the id had before.
                 if key and id in again:
                     before = self._lines.get(id, "")
                     self._lines[id] = key
@@ -796,7 +796,7 @@ class Checker:
             self._report(stayed, now_ms, "both")
 
     def _length_of_lists(self) -> int:
-        """Return the maximum number of entries that a search of all lists for one id compares."""
+        """Return how many list entries a search for one id in all lists compares at most."""
         sizes: list[int] = self.queue.run_all([calls.size(self._keys, part) for part in LISTS])
         return sum(sizes) + self._longest_line
 
@@ -811,7 +811,7 @@ class Checker:
             yield self._states(some, "both")
 
     def _check_keys(self) -> None:
-        """Check all message keys, all entries of `held`, and the entry of each leased message with a key."""
+        """Check all message keys, all entries of `held`, and that each leased message with a key has an entry."""
         in_turn = (self._scanned(name, calls.keys_among, name) for name in ("ring", "asleep"))
         found = chain([sorted(self._leases)], self._scanned("places", _places_scanned))
         names = chain([sorted(self._key_names)], *in_turn)
@@ -868,7 +868,7 @@ class Checker:
     def _states(
         self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)
     ) -> tuple[int, list[IdState]]:
-        """Read the states of ids; update `_lines` and `_leases`."""
+        """Read the states of ids; record leased messages in `_leases`, and delete correct key queues from `_lines`."""
         lines = self._lines
         now_ms, rows = self.queue.run(check_ids(self._keys, ids, part=part, piece=piece, lines=lines))
         states = [read_state(id, row, lines.get(id, "")) for id, row in zip(ids, rows, strict=True)]

@@ -1,4 +1,4 @@
--- check_keys: a stuck message key -> the ring; an entry of `held` without a leased message -> removed
+-- check_keys: find stuck message keys and wrong entries of `held`, and repair them
 --
 -- KEYS  unack pending retries_left lease wake limits ring held asleep rates line
 -- ARGV  clock repair | key id
@@ -7,9 +7,9 @@
 -- Returns  the fault of each item, an empty text without a fault
 -- Nothing to do: empty texts.
 --
--- An item with an id checks the message's place: its entry in `held`, which counts the message against the limit of its
--- key. An item without an id checks the message key. In `asleep`, the end of a paused key is infinite. Any other end
--- that is more than ten years in the future is a fault.
+-- For an item with an id, check the entry of the message in `held`, which counts the message against the limit of its
+-- key. For an item without an id, check the message key. `asleep` stores until when a key is paused or throttled: an
+-- infinite time for a pause without an end; any other time more than ten years in the future is a fault.
 
 local answers, keys, freed, taken, awake, out = {}, {}, {}, {}, {}, {}
 

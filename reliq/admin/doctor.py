@@ -123,7 +123,7 @@ def merged(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     ]
 
 
-# ---- a server
+# ---- checks of a server
 
 #: Configuration parameters of Redis that the checks read.
 PARAMETERS = ("appendfsync", "save", "min-replicas-to-write")
@@ -178,7 +178,7 @@ def check_facts(facts: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(name, "unknown", what, mend=mend)
 
 
-#: Status of a check, then the texts `what`, `means` and `mend` of its `Finding`.
+#: The result of a check: its verdict, then the texts `what`, `means` and `mend` of its `Finding`.
 Outcome = tuple[CheckStatus, str, str, str]
 
 #: For each version the first patch release without the known security holes of the Lua engine: CVE-2024-46981 and
@@ -314,7 +314,7 @@ def _rights(role: str, answer: list[str] | Exception) -> Finding:
     return Finding(name, "bad", what, f"a program that runs as this user cannot be the {role}", mend)
 
 
-# ---- the queues of the registry
+# ---- checks of the registered queues
 
 #: The doctor checks at most this many key queues of each queue.
 KEY_QUEUES = 100

@@ -58,8 +58,8 @@ class Filter:
         key: the message key; empty for all.
         ids: message ids; empty for all. This field and the fields below apply only to dead letters and ended messages.
         reason: one of `DEATH_REASONS`; empty for all.
-        raised: class and place of the exception, exactly as `DeadLetter.raised`; None for all, empty for dead letters
-            without an exception.
+        raised: class and source line of the exception, exactly as `DeadLetter.raised`; None for all, empty for dead
+            letters without an exception.
         error: text that the last error must contain.
         older_than, newer_than: least and most seconds since the message ended; None for no bound.
         kind: how the message ended: `dead`, `expired`, `cancelled`, `purged` or `acked`; empty for all except

@@ -58,7 +58,7 @@ class SharedLimit:
         rate: maximum number of messages that start per time unit, such as "500/m"; or their maximum total cost, such as
             "100000/m by cost".
         burst: number or cost of the messages that may start together after a pause.
-        free: number or cost of the messages that may start now; 0 if a worker has booked a later start.
+        free: number or cost of the messages that may start now; 0 if workers have booked later starts.
     """
 
     name: str
@@ -138,9 +138,9 @@ class KeyActions(AdminBase):
         """
         Change the limits of a queue in use; return all limits now in effect.
 
-        The change takes effect within a second, or within some seconds with many keys. They stay in effect
-        until the limits in the workers' code change: the first worker with the new code then writes its limits. A new
-        rate gets its default burst if `burst` is not given.
+        The change takes effect within a second, or within some seconds with many keys. It stays in effect until the
+        limits in the workers' code change: the first worker with the new code then writes its limits. A new rate gets
+        its default burst if `burst` is not given.
 
         Args:
             queue: name of the queue.

@@ -62,7 +62,7 @@ SEARCH_STEP = 32
 RATE_SECONDS = 0.2
 #: A page reads for at most this many seconds.
 LONGEST_SEARCH = 60
-#: For each state, the pattern of a position. A page begins after a position.
+#: For each state, the form of a position. The `after` of a page contains the position of the last message before it.
 _POSITIONS = {
     **dict.fromkeys(("dead", "ended"), re.compile(r"[0-9]{1,20}-[0-9]{1,20}")),
     **dict.fromkeys(("pending", "unack"), re.compile(r"-?(inf|[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?) .*", re.DOTALL)),
@@ -71,7 +71,7 @@ _POSITIONS = {
 }
 
 
-# ---- the parts of a queue ---------------------------------------------------
+# ---- the parts of a state ---------------------------------------------------
 
 
 class StatePart(NamedTuple):
@@ -129,7 +129,7 @@ def _keys_holding(shard: QueueSession) -> Iterator[list[str]]:
     ):
         keys = list(dict.fromkeys(member.partition("\0")[0] for member in members))
         yield keys
-        start = f"({keys[-1]}\1"  # continue after all entries of the last key
+        start = f"({keys[-1]}\1"  # skip the remaining entries of the last key
 
 
 # ---- walks ------------------------------------------------------------------
@@ -249,7 +249,7 @@ def _read_sorted_set(
     if after:
         score_text, _, id = after.partition(" ")
         score = float(score_text)
-        # the index of the position is between the number of lower scores and the number of lower or equal scores
+        # the first index to read is between the number of lower scores and the number of lower or equal scores
         highest = (f"({score!r}", f"{score!r}")
         start, end = queue.run_all(
             [Command(("ZCOUNT", calls.redis_key(keys, place), "-inf", to), int) for to in highest]
@@ -329,7 +329,7 @@ class MessageEvent:
         attempt: the number of the delivery, 1 for the first; None if unknown.
         by: the process that ran the handler, as host:pid; empty if unknown.
         reason: reason of a failure, one of `DEATH_REASONS`; empty if there was no failure.
-        raised: class and place of the exception, without any data of the body; empty if no exception was raised.
+        raised: class and source line of the exception, without any data of the body; empty if no exception was raised.
         error: text of the exception, which may contain data of the body.
         took: for how many seconds the handler ran; None if unknown.
         letter: stream id of the dead letter of a `dead` message; empty if the queue keeps no dead letters.
@@ -361,7 +361,7 @@ class Entry:
             time of the redelivery; for dead letters and ended messages, the time of the end.
         attempt: number of deliveries so far; None if unknown.
         reason: reason of the last failure, one of `DEATH_REASONS`; empty if there was none.
-        raised: class and place of the last failure's exception, without any data of the body; empty without an
+        raised: class and source line of the last failure's exception, without any data of the body; empty without an
             exception.
         error: text of the last failure, which may contain data of the body.
         size: bytes of the whole body; None if the body does not exist.
@@ -498,7 +498,7 @@ class Tally:
         running: number of messages with a running handler. After a delete or cancel, these messages are not retried; a
             move leaves them unchanged.
         kept: number of messages left unchanged, because the other queue already has their ids or refuses them.
-        gone: number of messages that ended in another way meanwhile.
+        gone: number of messages that had ended before the method reached them.
     """
 
     verb: str
@@ -605,8 +605,8 @@ class DeadGroup:
 
     Attributes:
         reason: one of `DEATH_REASONS`.
-        raised: class and place of the exception; empty without an exception. `Filter(reason=, raised=)` matches the
-            same letters.
+        raised: class and source line of the exception; empty without an exception. `Filter(reason=, raised=)` matches
+            the same letters.
         count: number of dead letters that were read.
         newest: when the newest of these messages died, in unix seconds by the server's clock.
         example: the id of the newest message.
@@ -786,7 +786,7 @@ def _each_entry(parts: Iterable[StatePart], on_step: OnStep) -> Iterator[Entry]:
 
 def _read_place(text: str | None, state: Place, parts: int) -> tuple[int, str]:
     """
-    Return the part number and the position that the `after` of a page contains.
+    Decode the `after` of a page: return the index of the state's part, and the position in this part.
 
     Raises:
         ConfigurationError: the text is not the `after` of a page of this state.

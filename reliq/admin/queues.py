@@ -187,8 +187,8 @@ class QueueActions(AdminBase):
         """
         Delete a queue without living messages, and its registry entry.
 
-        Two kinds of Redis keys are not deleted, but expire by their TTL: the call sequences, and the keys that keep
-        chosen ids taken.
+        Two kinds of Redis keys are not deleted, but expire by their TTL: the keys that store each client's last call,
+        and the keys that keep chosen ids taken.
 
         Args:
             queue: name of the queue.
@@ -234,8 +234,8 @@ class QueueActions(AdminBase):
             kept: int = sum(kept for _, kept in found)
             if alive:
                 raise ConfigurationError(
-                    f"queue {keys.name!r} has {pluralize(alive, 'message')}; purge it first (messages without a state: "
-                    "`reliq check --repair`)"
+                    f"queue {keys.name!r} has {pluralize(alive, 'message')}; purge it first, or if no state lists any "
+                    "message, run `reliq check --repair`"
                 )
             if kept and not letters:
                 raise ConfigurationError(

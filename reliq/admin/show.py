@@ -89,7 +89,7 @@ class MessageView(Entry):
 
     @property
     def timeline(self) -> list[MessageEvent]:
-        """The events in the message's life, oldest first; an event without a time follows the event before it."""
+        """The events in the message's life, oldest first; an event without a time stays after the previous event."""
         events = [MessageEvent(self.published, "published", self.id)]
         for note in reversed(self.failures):
             at, took = (None if ms is None else ms / 1000 for ms in (note.at_ms, note.took_ms))
@@ -217,7 +217,8 @@ def _letters_of(
     """
     Return the dead letters of a message, and whether the result is complete.
 
-    The records `ends` name the dead letters. Without records, search all dead letters of the queue for a limited time.
+    Read the dead letters that `ends` names. If the message is not alive and `ends` is empty, search all dead letters of
+    the queue for a limited time.
     """
     if is_alive or ends:
         named = [end.letter for end in ends if end.letter]

@@ -35,7 +35,7 @@ class Failure:
         queue: name of the queue.
         reason: reason of the last failure, such as `failed` or `lost`.
         error: text of the error.
-        raised: class and place of the exception; empty if the handler raised no exception.
+        raised: class and source line of the exception; empty if the handler raised no exception.
         count: number of messages in the sample that have this error.
         sampled: number of all messages in the sample.
     """

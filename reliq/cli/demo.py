@@ -72,7 +72,7 @@ def run(jobs: int) -> bool:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
-                process_group=0,  # so that the worker does not receive Ctrl-C from the terminal
+                process_group=0,  # its own process group, which does not receive Ctrl-C from the terminal
             )
         )
         stack.callback(worker.terminate)
@@ -112,7 +112,7 @@ def read_journal(path: Path) -> Runs:
 
 
 def killed_runs(runs: Runs, pid: int) -> list[bool]:
-    """Return whether a later attempt has ended, for each run that process `pid` began and did not end."""
+    """For each run that process `pid` began and did not end, return whether a later attempt has ended."""
     ended: dict[int, int] = {}
     for (_, number, attempt), last in runs.items():
         if last != "began":
@@ -126,7 +126,7 @@ def kill_busiest(journal: Path) -> int:
     """Kill the process that runs the most jobs, and return its pid; return 0 if no process runs a job."""
     running = Counter(pid for (pid, _, _), last in read_journal(journal).items() if last == "began")
     for pid, _ in running.most_common(1):
-        os.kill(pid, signal.SIGSTOP)  # stop it first, so that no job ends between reading the journal and SIGKILL
+        os.kill(pid, signal.SIGSTOP)  # pause the process, so that no job ends while the journal is read
         if killed_runs(read_journal(journal), pid):
             os.kill(pid, signal.SIGKILL)
             return pid

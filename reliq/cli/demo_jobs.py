@@ -51,7 +51,7 @@ def run_errand(errand: Errand, job: Job[Errand]) -> None:
             case "poison":
                 raise ValueError("this errand cannot be run")
         outcome = "done"
-    finally:  # a process that gets SIGKILL does not run this
+    finally:  # not reached in a process that gets SIGKILL
         _write(errand, job, outcome)
 
 

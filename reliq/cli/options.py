@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 COMPLETION_SECONDS = 0.5
 #: The most queue names that shell completion reads.
 COMPLETIONS_LIMIT = 1000
-#: The queue names that shell completion returns. A shell evaluates other characters, and a name like -x is an option.
+#: Matches the queue names that shell completion may return. A shell would evaluate other characters, and a command
+#: would read a name like -x as an option.
 _COMPLETABLE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 DEFAULT_LAYOUT = str(Layout.RELIQ)
@@ -78,7 +79,7 @@ def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     from reliq.redis.server import Connection  # noqa: PLC0415
 
     with warnings.catch_warnings(), suppress(Exception):
-        warnings.simplefilter("ignore")  # a warning would appear in the middle of the command line
+        warnings.simplefilter("ignore")  # else, warnings would appear in the command line that the user types
         client = Client.to(Connection.to(ctx.params.get("url")), COMPLETION_SECONDS)
         _, entries = client.run(commands.registry_page(0, COMPLETIONS_LIMIT))
         names = sorted(keys.name for entry in entries if (keys := Keys.registered(entry)) is not None)
@@ -145,7 +146,7 @@ Schedule = Annotated[
     str, typer.Option("--schedule", metavar="NAME", help="Only this stored schedule, named as in `reliq schedules`.")
 ]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics, /live and /ready on this TCP port.")]
-MetricsHost = Annotated[str, typer.Option(help="Address to serve /metrics on; 0.0.0.0 for other machines.")]
+MetricsHost = Annotated[str, typer.Option(help="Address to serve /metrics on; 0.0.0.0 lets other machines connect.")]
 
 
 def open_admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":

@@ -311,7 +311,7 @@ def delete(
     """
     subjects = [_subject(queue, cron=cron, schedule=schedule) for queue in queues]
     confirm(f"Delete {', '.join(subjects)}?", yes=yes)
-    deleted: dict[str, int] = {}  # how many dead letters were deleted with each queue or periodic job
+    deleted: dict[str, int] = {}  # for each deleted queue, periodic job or schedule: how many dead letters it had
     refused = []
     for queue, subject in zip(queues, subjects, strict=True):
         try:

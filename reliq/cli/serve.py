@@ -232,7 +232,7 @@ def health(
 def web(
     port: Annotated[int, typer.Option(help="Serve the web pages on this TCP port; 0 for any free port.")] = 9470,
     host: Annotated[
-        str, typer.Option(help="Address to serve the web pages on; 0.0.0.0 for other machines.")
+        str, typer.Option(help="Address to serve the web pages on; 0.0.0.0 lets other machines connect.")
     ] = "127.0.0.1",
     write: Annotated[bool, typer.Option("--write", help="Let visitors pause, cancel, redrive and delete.")] = False,
     bodies: Annotated[bool, typer.Option("--bodies", help="Let visitors see bodies, headers and errors.")] = False,

@@ -48,7 +48,7 @@ def spelled(name: str) -> str:
 
 
 def settings_of(worker: Any) -> dict[str, bool]:
-    """Return whether the value of a setting is a list, for each setting of the command `worker`."""
+    """For each setting of the command `worker`, return whether its value is a list."""
     own = [option for option in worker.params if option.name not in ("json", "show_settings")]
     return {option.name: getattr(option, "multiple", False) for option in own}
 
@@ -158,7 +158,7 @@ def _opened(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError("it is not a regular file")
+        raise ValueError("it is a FIFO, a device or a folder")
     return descriptor
 
 

@@ -87,7 +87,7 @@ def show(watcher: Watcher, place: str, seconds: float) -> None:
     live = Live(console=terminal, screen=True, auto_refresh=False)
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        sample = watcher.look()  # read once before the full screen starts, so that an error stays visible
+        sample = watcher.look()  # take the first sample before the full screen starts: an error stays visible
         live.start()
         trouble = ""
         while True:

@@ -163,7 +163,8 @@ def _run_again_on_changes() -> Answer:
     changes = watchfiles.watch(Path.cwd(), watch_filter=sources, stop_event=stop, raise_interrupt=False)
     complain(f"the worker restarts when a .py file or {FILE} in {Path.cwd()} changes")
     while not stop.is_set():
-        # Use a new process group, so that Ctrl-C does not signal the worker twice: then it would not wait for handlers.
+        # Use a new process group, so that Ctrl-C signals the worker only once. A second signal would end the worker
+        # immediately, without waiting for running handlers.
         environment = {**ENVIRONMENT, variable("reload"): "0"}
         with subprocess.Popen(again, env=environment, process_group=0) as process:  # noqa: S603  this command
             for number in STOPS:

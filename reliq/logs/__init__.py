@@ -165,7 +165,7 @@ class Limiter(logging.Filter):
                 if self._timer is None:
                     timer = threading.Timer(SAME_SECONDS, self.flush)
                     timer.daemon = True
-                    with suppress(RuntimeError):  # without a thread for the timer, a later line ends the window
+                    with suppress(RuntimeError):  # if the timer cannot start a thread, a later line ends the window
                         timer.start()
                         self._timer = timer
         _log_held(over)
@@ -241,7 +241,7 @@ def _loggers() -> list[logging.Logger]:
     """
     Return all loggers of reliq.
 
-    Filters and `disabled` must be set for each, because loggers do not inherit them.
+    Filters and `disabled` must be set for each logger, because loggers do not inherit them.
     """
     names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("reliq.")]
     return [logging.getLogger("reliq"), *map(logging.getLogger, names)]
@@ -309,7 +309,7 @@ class TextFormatter(logging.Formatter):
         self._colours = colours
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the log line of `record`."""
         text = super().format(record)
         if record.name.partition(".")[0] == "reliq":  # the text of an application's records is not changed
             text = "\n".join(map(printable, text.split("\n")))
@@ -329,7 +329,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the log line of `record`."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         row: dict[str, Any] = {
             "time": moment.removesuffix("+00:00") + "Z",

@@ -229,7 +229,7 @@ def redrive(context: RequestContext) -> Response:
     kinds = {"limit": int, "rate": float, "retries": int}
     options: dict[str, Any] = {name: context.value(name, kind) for name, kind in kinds.items()}
     options["delay"] = context.value("delay", duration) or 0.0
-    check_redrive(**options)  # if the options are wrong, this shows the visitor an error and starts no task
+    check_redrive(**options)  # raises for wrong options: the visitor sees an error, and no task starts
     admin = context.admin
     total = admin.count(context.queue, "dead")
     return _start(
@@ -240,7 +240,7 @@ def redrive(context: RequestContext) -> Response:
 def check(context: RequestContext) -> Response:
     """Start a task that checks every message of a queue for inconsistent data; the task changes nothing."""
     admin = context.admin
-    admin.account(context.queue)  # if the queue is unknown, this shows the visitor an error and starts no task
+    admin.account(context.queue)  # raises for an unknown queue: the visitor sees an error, and no task starts
 
     def work(task: BackgroundTask) -> str:
         report = admin.check(
@@ -266,7 +266,7 @@ def _start(
     layout = context.text("layout")
     task = BackgroundTask(title, context.queue, layout, who, f"{who}@{context.address}", only_reads, total)
     if not context.app.tasks.start(task, lambda: work(task)):
-        raise PageError("Too many tasks run", "Wait until one of them has ended.", status=429)
+        raise PageError("Too many tasks run", "Wait until a task has ended.", status=429)
     log(context, f"{title} of queue {context.queue} started")
     return context.go("task", id=task.id)
 
@@ -282,7 +282,9 @@ def stop(context: RequestContext) -> Response:
     id = context.path["id"]
     task = context.app.tasks.get(id)
     if task is not None and not task.only_reads and not context.visitor.may(Access.WRITE):
-        raise PageError("You may not change this", "To stop a write, you need the right WRITE.", status=403)
+        raise PageError(
+            "You may not stop this task", "This task changes messages: it needs the right WRITE.", status=403
+        )
     runs = task is not None and task.state == "running"
     if task is not None:
         task.is_stopped = True
@@ -291,7 +293,7 @@ def stop(context: RequestContext) -> Response:
 
 
 def log(context: RequestContext, *words: str) -> None:
-    """Log an action with its visitor, and discard the shared sample, so that the next page shows the change."""
+    """Log an action with its visitor, and discard the sample that pages share: the next page shows the change."""
     context.app.last.forget()
     who = context.visitor.who
     line = f"web: {who or 'a visitor'} at {context.address}: {' '.join(words)}"

@@ -154,7 +154,7 @@ class Application:
             `Authorization: Bearer`.
         grants: the rights of visitors who use the token.
         login: the URL of your login page. Visitors without any right are redirected to it, with the path of the page as
-            `next`. Without `login`, they see an error. With a `token`, they are asked for the token.
+            `next`. Without `login`, they see an error. If `token` is set, they are asked for the token instead.
         hosts: the host names under which visitors reach the pages, such as `ops.example.com`; IP addresses and localhost
             need no entry. A request under another name is refused, against DNS rebinding.
         title: the title of the browser tab.
@@ -254,7 +254,7 @@ class Application:
         visitor = request.scope[VISITOR] = await self._visitor(request)
         if not visitor.may(page.needs):
             if visitor.access:
-                raise PageError("You may not change this", f"This needs {page.needs.name}.", status=403)
+                raise PageError("You may only read", f"This form needs the right {page.needs.name}.", status=403)
             raise PageError("A token is needed", status=401) if self.token else PageError("No access", status=403)
         form = await _form(request)
         return await in_thread(
@@ -296,11 +296,11 @@ class Application:
             entry = context.url("enter", once=once) if once else ""
             return context.page("login.html", failed=False, entry=entry)
         if once and not (request.method == "POST" and token.take(once)):
-            raise PageError("This login address was used already", "It works once.", status=401)
+            raise PageError("This login address was used already", "A login address works only once.", status=401)
         if not once and not token.is_token(context.text("token")):
             logger.warning("web: failed login from %s", context.address)
             await sleep(FAILED_LOGIN_SECONDS)
-            raise PageError("A token is needed", "That is not the token", status=401)
+            raise PageError("A token is needed", "The token is wrong", status=401)
         response = RedirectResponse(f"{context.root}/", 303)
         response.set_cookie(
             token.cookie,
@@ -377,9 +377,11 @@ async def _form(request: Request) -> bytes:
     if request.method in SAFE_METHODS:
         return b""
     if is_cross_site(request):
-        raise PageError("This form came from another site", "A page of another site may not act here.", status=403)
+        raise PageError(
+            "This form came from another site", "Pages of other sites may not send forms to this server.", status=403
+        )
     if request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower() != FORM_TYPE:
-        raise PageError("The body is not a form", f"Send {FORM_TYPE}.", status=415)
+        raise PageError("The body is not a form", f"Send the content type {FORM_TYPE}.", status=415)
     body = b""
     try:
         async with asyncio.timeout(FORM_SECONDS):

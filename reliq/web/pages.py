@@ -74,7 +74,7 @@ class LastSample:
                 raise RedisUnavailableError(self._failure)
             self._is_fresh = True
             if at > self._at + OLD_SECONDS:
-                # The first sample of a new watcher has the rates of the last minute.
+                # A new watcher has no previous sample, so its first sample has the rates of the last minute.
                 self._watcher = self._admin.watch()
             try:
                 sample = self._watcher.look()
@@ -106,7 +106,7 @@ def queue(context: RequestContext) -> Response:
     """Show one queue: its messages by state, and its workers."""
     sample, histories = context.app.last.get()
     view = _view(context, sample)
-    failures: Counter[Failure] = Counter()  # how many messages have the same failure, apart from its error text
+    failures: Counter[Failure] = Counter()  # number of messages by failure, ignoring the error text
     for failure in sample.errors:
         if failure.queue == view.queue:
             failures[replace(failure, error="", count=0)] += failure.count
@@ -168,7 +168,9 @@ def cron(context: RequestContext) -> Response:
     for entry in context.admin.crons([context.queue]):
         if entry.name == name:
             return context.page("cron.html", entry=entry)
-    raise PageError("There is no such periodic job", f"Queue {context.queue} has no {name[:80]!r}.", status=404)
+    raise PageError(
+        "There is no such periodic job", f"Queue {context.queue} has no periodic job {name[:80]!r}.", status=404
+    )
 
 
 def schedules(context: RequestContext) -> Response:
@@ -182,7 +184,7 @@ def task(context: RequestContext) -> Response:
     """Show the progress of one background task."""
     task = context.app.tasks.get(context.path["id"])
     if task is None:
-        raise PageError("There is no such task", "It ended long ago, or another process runs it.", status=404)
+        raise PageError("There is no such task", "The task ended long ago, or another process runs it.", status=404)
     return context.page("task.html", task=task)
 
 

@@ -118,7 +118,9 @@ class RequestContext:
             PageError: the search is for bodies, headers or errors, and the visitor does not have the right BODIES.
         """
         if not self.visitor.may(Access.BODIES) and any(self.texts(name) for name in ("text", "header", "error")):
-            raise PageError("You may not search bodies, headers or errors", "That reveals their contents.", status=403)
+            raise PageError(
+                "You may not search bodies, headers or errors", "A search would reveal their contents.", status=403
+            )
         chosen: dict[str, Any] = {"headers": headers_of(self.texts("header")), "match": self.text("text")}
         chosen["key"] = self.text("key")
         if state == "dead":

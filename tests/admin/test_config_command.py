@@ -190,7 +190,7 @@ def make_foreign(path):
         (lambda path: make_foreign(path.parent), "[tool.reliq] is not used: {path.parent} belongs to user 65534; "),
         (lambda path: path.chmod(0o646), "[tool.reliq] is not used: every user can write to {path}; chmod o-w, or "),
         (lambda path: path.parent.chmod(0o757), "[tool.reliq] is not used: every user can write to {path.parent}; "),
-        (lambda path: (path.unlink(), os.mkfifo(path)), "{path} cannot be read: it is not a regular file; "),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "{path} cannot be read: it is a FIFO, a device or a folder; "),
         (lambda path: (path.unlink(), path.symlink_to(path)), "{path} cannot be read: "),
         (lambda path: path.write_text("a = " + 20_000 * "["), "{path} cannot be read: "),
     ],
