@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 WORKER_KEY, REQUEST_KEY, STACKS_KEY = worker_key("*"), stack_request_key("*"), stacks_key("*")
-#: The Redis keys of the limits that queues share.
+#: The pattern of the Redis keys of limits that several queues share.
 LIMIT_KEY = limit_key("*")
 #: Names in `Keys` that each stand for many Redis keys. For example, each message of a queue has its own key `msg`.
 FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside", "result"})

@@ -433,7 +433,7 @@ class Copier:
         postpone(queue, {id: due[id] for id in refused})
         there = [id for id in held if id not in refused]
         if there:
-            remove(part, there, free_ids=True)  # free the ids in this queue: the messages can be moved back
+            remove(part, there, free_ids=True)  # free the ids, so that the messages can be moved back
         running = list(answers.values()).count("running")
         gone = len(due) - len(orders) + list(answers.values()).count("not_found")
         return Tally("moved", 0, len(there), running, len(due) - len(there) - running - gone, gone)

@@ -528,7 +528,7 @@ def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     if state.places == 0:
         due = state.due_ms
         if state.left is None and state.body != "string":
-            return _STRAY if state.body == "none" else None  # keep the key: it may belong to another program
+            return _STRAY if state.body == "none" else None  # keep a key of another type: another program may use it
         if state.word.cancelled:
             return _STRAY._replace(kind="cancelled")
         if state.body != "string":
@@ -668,8 +668,9 @@ class Checker:
                 ShardChange(self.queue, self._keys).restore()
             self.found.add("bad-fence", self._keys.epoch, mended=mended)
         elif fenced.epoch > known.epoch or (known.is_lost and self._keys.shard == 0):
+            # `ShardChange` reads the shard map again. If the map is not lost, another process has just changed it.
             change = ShardChange(self.queue, self._keys)
-            if change.map.is_lost:  # read again; else another process has changed the shard map meanwhile
+            if change.map.is_lost:
                 example = f"{self._keys.of_shard(0).map}: {change.map.n} shards, epoch {change.map.epoch}"
                 if self.repair:
                     change.restore()
@@ -747,7 +748,7 @@ class Checker:
         self.progress(what, self.found.looked_at)
 
     def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:
-        """Check ids that were read from one list or set; record faults and suspected ids."""
+        """Check ids that were read from one list or set; record faults, and ids to search for in all lists."""
         if not ids:
             return
         self._known.update(ids)

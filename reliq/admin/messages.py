@@ -62,7 +62,7 @@ SEARCH_STEP = 32
 RATE_SECONDS = 0.2
 #: A page reads for at most this many seconds.
 LONGEST_SEARCH = 60
-#: For each state, the form of a position. The `after` of a page contains the position of the last message before it.
+#: For each state, the valid form of a position. A page begins after the position in its argument `after`.
 _POSITIONS = {
     **dict.fromkeys(("dead", "ended"), re.compile(r"[0-9]{1,20}-[0-9]{1,20}")),
     **dict.fromkeys(("pending", "unack"), re.compile(r"-?(inf|[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?) .*", re.DOTALL)),

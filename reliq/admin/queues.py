@@ -57,7 +57,7 @@ class Overview:
         servers: INFO of each Redis server, by its name; without the sections that this user may not read.
         at: when the counts were read, in seconds of `time.monotonic()`.
         left_out: number of registered queues that are not included.
-        unknown: why `workers` is None: the Redis of the worker registry does not answer or refuses writes; else empty.
+        unknown: why `workers` is None, for example because Redis does not answer or refuses writes; else empty.
     """
 
     queues: Sequence[QueueSnapshot]

@@ -182,7 +182,7 @@ def running_in(workers: list[Worker], queue: str | None = None, longer_than: flo
     rows = list[Running]()
     for worker in workers:
         for job in worker.running:
-            # The worker's clock may be ahead of the clock of this process.
+            # Use the later time, because the worker's clock may be ahead of the clock of this process.
             for_seconds = max(now, worker.seen) - job.started
             if queue in (None, job.queue) and for_seconds >= longer_than:
                 place = (worker.id, worker.host, worker.pid, worker.seen)

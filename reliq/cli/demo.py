@@ -126,7 +126,7 @@ def kill_busiest(journal: Path) -> int:
     """Kill the process that runs the most jobs, and return its pid; return 0 if no process runs a job."""
     running = Counter(pid for (pid, _, _), last in read_journal(journal).items() if last == "began")
     for pid, _ in running.most_common(1):
-        os.kill(pid, signal.SIGSTOP)  # pause the process, so that no job ends while the journal is read
+        os.kill(pid, signal.SIGSTOP)  # pause the process, so that no job ends before SIGKILL
         if killed_runs(read_journal(journal), pid):
             os.kill(pid, signal.SIGKILL)
             return pid

@@ -79,7 +79,7 @@ def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     from reliq.redis.server import Connection  # noqa: PLC0415
 
     with warnings.catch_warnings(), suppress(Exception):
-        warnings.simplefilter("ignore")  # else, warnings would appear in the command line that the user types
+        warnings.simplefilter("ignore")  # a shown warning would disturb the command line that the user types
         client = Client.to(Connection.to(ctx.params.get("url")), COMPLETION_SECONDS)
         _, entries = client.run(commands.registry_page(0, COMPLETIONS_LIMIT))
         names = sorted(keys.name for entry in entries if (keys := Keys.registered(entry)) is not None)

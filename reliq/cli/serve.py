@@ -150,9 +150,9 @@ def retry(
 @command
 def clean(database: Database, prefix: Prefix = OUTBOX_PREFIX, keep: Keep = HOUR) -> Answer:
     """
-    Delete old sent rows, and inbox rows whose messages cannot be redelivered.
+    Delete old rows of sent messages, and rows of `job.once` whose messages cannot be redelivered.
 
-    A running relay does the same from time to time.
+    A running relay also deletes these rows from time to time.
 
     Example: reliq outbox clean --database postgresql://shop@127.0.0.1/shop
     """

@@ -293,7 +293,7 @@ def stop(context: RequestContext) -> Response:
 
 
 def log(context: RequestContext, *words: str) -> None:
-    """Log an action with its visitor, and discard the sample that pages share: the next page shows the change."""
+    """Log an action with its visitor; discard the sample that pages share, so that the next page shows the change."""
     context.app.last.forget()
     who = context.visitor.who
     line = f"web: {who or 'a visitor'} at {context.address}: {' '.join(words)}"
