@@ -259,7 +259,7 @@ class MessageActions(MessageReads):
         on_step: OnStep = ignore,
     ) -> Tally:
         """
-        Move messages of a state to another queue, with ids, due times, retries left and headers.
+        Move messages of a state to another queue, with their ids, due times, retries left and headers.
 
         Each step postpones up to 250 messages to at least a minute from now, publishes them in the other queue, and
         deletes them in this queue. If the move is interrupted, no message is lost. Repeat the move within that minute.

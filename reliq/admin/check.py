@@ -60,7 +60,8 @@ SCANNED_KEYS = 1000
 MARGIN = 500
 #: One call to Redis compares about this many list entries, which takes about 10 ms.
 COMPARISONS = 500_000
-#: Lists with more entries in all are not searched: the search for a single id would block Redis for too long.
+#: If all lists together have more entries than this, they are not searched: a search for a single id would block
+#: Redis for too long.
 LONGEST_LISTS = 2_500_000
 #: If the lists have at most this many entries in all, they are immediately searched for every suspected id.
 SHORT_LISTS = 10_000

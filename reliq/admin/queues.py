@@ -246,7 +246,7 @@ class QueueActions(AdminBase):
         # Try all possible shards, because the map with the number of shards may be lost.
         shards = [keys] if keys.bare else [keys.of_shard(shard) for shard in range(SHARDS_LIMIT)]
         forget(shards, look=True)
-        # delete shard 0 last, because it stores the map
+        # delete shard 0 last, because it stores the shard map
         gone = forget(shards[1:], look=False) + forget(shards[:1], look=False)
         session.run(calls.unregister(keys))
         return gone

@@ -97,7 +97,7 @@ class QueueSession(Session):
         used, *told = self.try_all(questions)
         found: Any = told[0] if told else UNSHARDED
         if isinstance(found, RedisRefusedError) and not isinstance(found, WrongKeyTypeError):
-            found = UNSHARDED  # without the right to read the map, use only the first shard
+            found = UNSHARDED  # if this user may not read the shard map, use only shard 0
         found = ShardMap.or_fenced(found, told[1:])
         if mends and isinstance(found, UNREADABLE):
             found = CORRUPT

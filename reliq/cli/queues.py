@@ -56,7 +56,7 @@ PRIORITY_NAMES = {line: f"(priority {priority})" for priority, line in PRIORITY_
 cron = typer.Typer(help="List periodic jobs, or run a periodic job now.", no_args_is_help=True, add_completion=False)
 
 
-# ---- texts ------------------------------------------------------------------
+# ---- texts for the output ---------------------------------------------------
 
 
 def describe_end(end: "MessageEvent") -> str:
