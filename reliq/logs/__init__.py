@@ -398,7 +398,7 @@ class LogObserver:
 
     def __call__(self, event: Event, /) -> None:
         """Log `event` if a line is defined for its class and the log level is high enough."""
-        if logger.disabled:  # a lifespan that configures logging may disable reliq's loggers
+        if logger.disabled:  # the consumer's lifespan may have disabled them by `logging.config`
             enable_logging()
         match event:
             case events.Handled(queue, id, attempt, outcome, seconds, error, raised, failed=False):
