@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 from tenacity import wait_fixed
+from transition import PATIENT_SECONDS
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Queue
@@ -32,7 +33,7 @@ def ticker(url, reports):
     consumer.every(3600, queue=reports, body={}, name="hourly", overlap="skip")
     # Use a separate connection: closing an Admin closes the shared connections.
     with closing(Connection.to(url).anew()) as connection:
-        one = Ticker(Client(connection.wire()), consumer.periodic)
+        one = Ticker(Client(connection.wire(PATIENT_SECONDS)), consumer.periodic)
         one.step()
         yield one
 
@@ -128,7 +129,7 @@ def test_entry_with_a_failing_body_stays_registered_and_is_late(url, reports, cl
     consumer = Consumer()
     consumer.every(10, queue=reports, body=lambda tick: 1 / 0, name="broken")
     connection = Connection.to(url).anew()
-    one = Ticker(Client(connection.wire()), consumer.periodic)
+    one = Ticker(Client(connection.wire(PATIENT_SECONDS)), consumer.periodic)
     one.step()
     client.hset("{reliq:reports}:cron", "broken last", int(time.time()) - 600)
 

@@ -4,6 +4,7 @@ import time
 
 import pytest
 from handling import lasting
+from transition import PATIENT_SECONDS
 from waiting import eventually
 
 from reliq import Consumer, WorkerSettings, publish as naming
@@ -26,7 +27,7 @@ def empty(queue, die, client, old):
     queue.publish({}, id="cancelled", delay=60)
     queue.cancel("cancelled")
     queue.pause(reason="for good")
-    HistoryRollup(queue._clients.blocking(), lambda: [queue.keys]).step(int(time.time() * 1000))
+    HistoryRollup(queue._clients.blocking(PATIENT_SECONDS), lambda: [queue.keys]).step(int(time.time() * 1000))
     old()
 
 

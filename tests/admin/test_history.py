@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from transition import PATIENT_SECONDS
 
 from reliq import Queue
 from reliq.errors import ConfigurationError
@@ -35,7 +36,7 @@ def note(client, queue, now_ms):
 @pytest.fixture
 def notes(queue):
     """Return the records of one process."""
-    return HistoryRollup(queue._clients.blocking(), lambda: [queue.keys])
+    return HistoryRollup(queue._clients.blocking(PATIENT_SECONDS), lambda: [queue.keys])
 
 
 def ran(client, name):
@@ -100,7 +101,7 @@ def test_histories_of_all_queues_are_read_in_one_round_trip(admin, queue, url, n
 
 def test_one_process_of_many_notes_a_minute(queue, client, notes, now_ms):
     queue.publish({})
-    other = HistoryRollup(queue._clients.blocking(), lambda: [queue.keys])
+    other = HistoryRollup(queue._clients.blocking(PATIENT_SECONDS), lambda: [queue.keys])
 
     for _ in range(3):
         notes.step(now_ms)
@@ -133,7 +134,7 @@ def test_janitor_notes_the_minute_of_its_queues(queue, client, url):
     queue.publish({})
     queues = [SimpleNamespace(queue=one) for one in (queue, Queue("other", url=url))]
 
-    Janitor(queue._clients.blocking(), ServedQueues(queues), print).step()
+    Janitor(queue._clients.blocking(PATIENT_SECONDS), ServedQueues(queues), print).step()
 
     assert (client.hlen(queue.keys.minutes), client.exists("{reliq:other}:minutes")) == (1, 1)
 
@@ -142,7 +143,7 @@ def test_each_shard_has_a_note_of_its_own_messages(queue, client, now_ms):
     shards = [Keys("q", shard=number) for number in range(3)]
     client.set(shards[0].map, ShardMap(1, 3, 3).text)
     queue.publish_many([{}] * 12)
-    notes = HistoryRollup(queue._clients.blocking(), lambda: shards)
+    notes = HistoryRollup(queue._clients.blocking(PATIENT_SECONDS), lambda: shards)
 
     for minute in range(2):
         notes.step(now_ms + minute * MINUTE_MS)

@@ -7,6 +7,7 @@ import pytest
 import redis
 from handling import bury_all, lasting, pages, searches
 from test_every_command import COMMANDS, options
+from transition import PATIENT_SECONDS
 
 from reliq import Admin, ConfigurationError, OutgoingMessage, Queue
 from reliq.admin import Filter
@@ -78,7 +79,7 @@ def filled(client, url, map_is):
     """The shards of a queue with messages in every state, and an unrelated queue."""
     map_is(SHARDS)
     Queue("other", bytes, url=url).publish(b"{}")
-    caller = Client(Connection.to(url).wire())
+    caller = Client(Connection.to(url).wire(PATIENT_SECONDS))
     return [Shard(client, caller, shard) for shard in range(SHARDS)]
 
 

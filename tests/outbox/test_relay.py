@@ -14,7 +14,7 @@ import pytest
 from databases import Postgresql, Sqlite, all_of, bodies, execute, unsent
 from ports import free_port
 from sqlalchemy import create_engine
-from transition import run_transition
+from transition import PATIENT_SECONDS, run_transition
 from waiting import eventually
 
 from reliq import ConfigurationError, Consumer, Durability, Queue, Relay, events
@@ -765,7 +765,7 @@ def test_earlier_call_for_a_shard_that_is_not_the_home_publishes_nothing(
         call = transitions.publish(
             keys, [(OF_SHARD_3, b',"r":3}\n{}')], CallNumber("p", 1), fence=after.fence, **options
         )
-        orders._clients.blocking().run(call)
+        orders._clients.blocking(PATIENT_SECONDS).run(call)
 
     other = mover()
     run_blocking(other.redis.shards(orders.name).read(BLOCKING))

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from transition import run_transition
+from transition import PATIENT_SECONDS, run_transition
 
 from reliq import Pause, Queue
 from reliq.admin import calls
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("patient")
 
 
 def read_pause(queue):
-    return queue._clients.blocking().run(calls.paused(queue.keys))
+    return queue._clients.blocking(PATIENT_SECONDS).run(calls.paused(queue.keys))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from transition import PATIENT_SECONDS
 
 from reliq import ConfigurationError, Durability, OutgoingMessage, PublishFailed, Queue, WrongKeyTypeError
 from reliq.admin import Admin
@@ -95,7 +96,7 @@ def test_publisher_with_an_old_map_reads_it_at_the_first_chosen_id(queue, call, 
     id = an_id_of(5)
     remap()
     for shard in range(8):
-        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], fence="1 8 8"))
+        queue._clients.blocking(PATIENT_SECONDS).run(t.ask(Keys("q", shard=shard), [], fence="1 8 8"))
 
     assert call(queue, "publish", {}, id=id)
 
@@ -106,7 +107,9 @@ def test_publisher_avoids_a_closed_shard(queue, call, sharded, remap, lengths, c
     call(queue, "publish_many", [{}] * 8, chunk=1)
     remap(ShardMap(2, 4, 8, "shrinking"))
     for shard in range(8):
-        queue._clients.blocking().run(t.ask(Keys("q", shard=shard), [], fence="2 4 8", closing=shard > 3))
+        queue._clients.blocking(PATIENT_SECONDS).run(
+            t.ask(Keys("q", shard=shard), [], fence="2 4 8", closing=shard > 3)
+        )
 
     done = call(queue, "publish_many", [{}] * 16, chunk=1)
 
@@ -232,7 +235,9 @@ def letters_of(queue):
             with queue.receive() as [job]:
                 job.reject()
             keys = Keys("q", shard=home(id, queue.known_shards.map.n))
-            queue._clients.blocking().run(t.collect(keys, [id], dead_letter_limit=100, letters_ms=10**12))
+            queue._clients.blocking(PATIENT_SECONDS).run(
+                t.collect(keys, [id], dead_letter_limit=100, letters_ms=10**12)
+            )
         return queue.dead_letters()
 
     return make

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 from cutting import cut_after
+from transition import PATIENT_SECONDS
 
 from reliq import Admin, OutgoingMessage, Queue
 from reliq.keys import Keys, home
@@ -36,7 +37,7 @@ def queue(url, client):
 
 def moves_of(queue):
     """Return the raw transitions of each shard."""
-    return queue._clients.blocking().run
+    return queue._clients.blocking(PATIENT_SECONDS).run
 
 
 def fill(queue, client):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from transition import PATIENT_SECONDS
 from waiting import eventually
 
 from reliq import BodyError, ConfigurationError, Consumer, Layout, Queue
@@ -30,7 +31,7 @@ class Process(Ticker):
     """The ticker of one process; the test sets the time of its Redis."""
 
     def __init__(self, url, consumer, recorder, clock):
-        client = Client(Connection.to(url).wire(), [recorder], lambda: int(clock.now * 1e6))
+        client = Client(Connection.to(url).wire(PATIENT_SECONDS), [recorder], lambda: int(clock.now * 1e6))
         super().__init__(client, consumer.periodic)
         self.clock = clock
 

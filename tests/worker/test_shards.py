@@ -41,7 +41,7 @@ def test_a_message_stays_in_its_shard_to_its_end(
 ):
     shards = spread(queue, 4)
 
-    @consumer.handler(queue, lease=0.6)
+    @consumer.handler(queue, lease=3)
     def handle(body, job):
         if body == "fails" and job.attempt < 3:
             raise Nack(delay=0.01)
