@@ -188,7 +188,7 @@ class Layout:
         is_known = len(tags) + len(prefixes) == len(options) and len(tags) <= 1 and len(prefixes) <= 1
         if kind != "hdt3213" or not is_known:
             raise ConfigurationError(
-                "layout must be reliq, hdt3213, hdt3213:tag, hdt3213:no-tag, hdt3213:prefix=NAME or such options "
+                "layout must be reliq, hdt3213, hdt3213:tag, hdt3213:no-tag, hdt3213:prefix=NAME or several of these "
                 f"combined by commas, not {text[:80]!r}"
             )
         return cls.hdt3213(hash_tag=tags == ["tag"], prefix=prefixes[0] if prefixes else "dp")

@@ -196,7 +196,7 @@ class ShardCalls:
         """
         if isinstance(items, str | bytes | Mapping | OutgoingMessage) or not isinstance(items, Iterable):
             raise ConfigurationError(
-                f"items must be an iterable of bodies or OutgoingMessage, not {type(items).__name__}"
+                f"items must be an iterable of bodies or OutgoingMessage objects, not {type(items).__name__}"
             )
         writer = self._writer
         shards = writer.shards

@@ -87,8 +87,8 @@ class Schedule:
         for number, (field, size) in enumerate(zip(expression.split(), _FIELD_SIZES, strict=True), 1):
             if any(int(step) > size for step in re.findall(r"/(\d+)", field)):
                 raise ConfigurationError(
-                    f"a cron expression must have steps of at most {size} in field {number}, because each field restarts at its first value, not "
-                    f"{shown}: for equal intervals use Consumer.every"
+                    f"a cron expression must have steps of at most {size} in field {number}, not {shown}, because each field "
+                    "restarts at its first value: for equal intervals use Consumer.every"
                 )
         made = cls(" ".join(expression.split()), tz)
         _zone(tz)

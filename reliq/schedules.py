@@ -235,7 +235,7 @@ class StoredSchedules:
         return await self._ask(driver, call) in ("deleted", "paused")
 
     async def resume(self, driver: Driver, name: str) -> bool:
-        """Resume a schedule; return whether it was paused. If it was changed or a tick passed meanwhile, try again."""
+        """Resume a schedule; return whether it was paused. If the schedule is changed or a tick passes meanwhile, this method tries again."""
         check_name(self._keys, name)
         while row := await self._ask(driver, Command(("HGET", self._keys.plans, name), lambda reply: reply)):
             try:

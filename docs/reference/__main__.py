@@ -63,7 +63,7 @@ OTHERS = """
 | variable | used by | value |
 | --- | --- | --- |
 | `RELIQ_URL` | all commands; `Queue`, `Consumer`, `Admin` | URL of Redis, unless `--url` or `url=` is given. Commands also read `url` of `[tool.reliq]` |
-| `RELIQ_WEB_TOKEN` | `reliq web` | token with which other browsers and programs log in to the [web UI](../production/web.md) |
+| `RELIQ_WEB_TOKEN` | `reliq web` | token with which browsers and programs log in to the [web UI](../production/web.md) |
 | `RELIQ_DATABASE` | `reliq relay`, `reliq outbox` | URL of the database of [`publish_in`](../guides/outbox.md) |
 
 ## Settings in pyproject.toml

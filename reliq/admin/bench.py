@@ -39,7 +39,8 @@ BYTES_PER_MESSAGE = 700
 #: The measurement of a drain starts when this share of the messages is left. By then, all processes run handlers.
 TIMED_SHARE = 0.9
 PICKUPS = 100
-#: Number of pickups before the measurement starts; they open the connections of the worker and of this process.
+#: The number of messages that a worker picks up before the measurement starts. They open the connections of the worker
+#: and of this process.
 WARM_UP = 5
 PICKUP_PAUSE_SECONDS = 0.03
 POLL_SECONDS = 0.02

@@ -131,7 +131,7 @@ NODE_PARAMETERS = ("cluster-require-full-coverage", "cluster-node-timeout")
 
 
 def _check_server(session: Session, rights: Mapping[Role, Call[list[str]]], *, is_node: bool) -> Iterator[Finding]:
-    """Yield the findings of one server, including the rights of this user on it."""
+    """Yield the findings of one server, including rights that its Redis user lacks."""
     told = [commands.server_facts("default"), *map(calls.parameter, PARAMETERS)]
     if is_node:
         told += [*map(calls.parameter, NODE_PARAMETERS), Command(("CLUSTER", "INFO"), read_facts)]

@@ -470,7 +470,9 @@ def limits(
     ] = None,
     burst: Annotated[
         list[int] | None,
-        typer.Option(help="For each rate: how many messages, or how much cost, may start together after a quiet time."),
+        typer.Option(
+            help="The burst of each --rate: how many messages may start together after a quiet time; for a rate by cost, their costs together."
+        ),
     ] = None,
     key_rate: Annotated[
         str | None, typer.Option(metavar="N/s", help="Rate at which messages of each key may start, for example 5/s.")

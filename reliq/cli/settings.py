@@ -136,10 +136,10 @@ def _table() -> tuple[Path, Mapping[str, Any]]:
             table = None
         except PermissionError as error:
             if os.access(folder, os.X_OK):
-                raise ConfigurationError(f"{path} cannot be read: {error}; mend or rename it") from error
+                raise ConfigurationError(f"{path} cannot be read: {error}; repair or rename it") from error
             table = None  # skip the file: its folder is not accessible to the current user
         except (OSError, ValueError, AttributeError, RecursionError) as error:
-            raise ConfigurationError(f"{path} cannot be read: {error}; mend or rename it") from error
+            raise ConfigurationError(f"{path} cannot be read: {error}; repair or rename it") from error
         if isinstance(table, dict):
             _check_owner(path, status)
             _check_owner(folder, folder.stat())

@@ -189,7 +189,7 @@ def _messages(
         value = bytes(row.value)
         line = ""
         if not bare and (is_checked or terms.keyed):
-            # The row contains the envelope without the due time at its start.
+            # An envelope starts with the due time; the row contains the envelope without this start.
             header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), value))
             line = header.line or ""
             if is_checked:
@@ -267,10 +267,10 @@ class RowPublisher:
 
     def publish(self) -> int:
         """
-        Make all calls without an outcome; return the number of rows that were sent.
+        Send the publish calls that Redis has not answered yet; return the number of rows that were sent.
 
         Raises:
-            RedisUnavailableError: Redis is unavailable; call `publish` again to repeat the calls without an answer.
+            RedisUnavailableError: Redis is unavailable; call `publish` again to repeat the unanswered calls.
         """
         self._ask_old_homes()
         unconfirmed = [call for call in self.of_outcome("") if call.durability.kind == "none"]
@@ -605,7 +605,7 @@ class OutboxMover:
         why = str(error).partition("\n")[0]
         if why != self._error:
             self._error = why
-            logger.warning("outbox: the database is unavailable or refuses; retrying (%s)", why)
+            logger.warning("outbox: the database is unavailable or refuses a statement; retrying (%s)", why)
         oldest_seconds = self._look.oldest_seconds + time.monotonic() - self._looked_at
         notify(
             self._observers, [DatabaseUnavailable("", str(error)), OutboxSeen("", self._look.waiting, oldest_seconds)]

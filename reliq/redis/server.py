@@ -140,7 +140,7 @@ class Connection:
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
         """
-        Return the only connection of this process to a URL or a redis-py client.
+        Return the connection for a URL or a redis-py client, which all callers in this process share.
 
         Raises:
             ConfigurationError: `target` is None and RELIQ_URL is not set, or reliq cannot use `target`.

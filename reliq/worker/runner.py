@@ -425,7 +425,7 @@ def _nonsense(held: HeldDelivery, error: BaseException) -> HandlerOutcome:
         text = described(error)
         place = "" if isinstance(error, ConfigurationError) else placed(error)
         logger.warning(
-            "queue %s: handler %s gave an answer that is not allowed; retrying: %s",
+            "queue %s: handler %s returned a result that is not allowed; retrying: %s",
             *(held.queue, held.handler.name, place or text),
         )
     return HandlerOutcome("nack", NONSENSE_MS, error=text, raised=place)

@@ -230,7 +230,7 @@ class Settler:
                 unsendable[held] = type(error).__name__
         for held, error_type in unsendable.items():
             logger.error(
-                "queue %s: message %s becomes a dead letter, because the answer of its handler cannot be sent to Redis: %s",
+                "queue %s: message %s becomes a dead letter, because the result of its handler cannot be sent to Redis: %s",
                 *(held.queue, printable(held.delivery.id), error_type),
             )
             if held.outcome is UNTELLABLE:

@@ -743,7 +743,7 @@ class Inflight:
                 self._plain_call_ready.notify()
 
     def _take_back(self) -> None:
-        """Free the slots of calls without a thread or task, and queue their messages again."""
+        """Free the slots of calls that no thread or task has started, and queue their messages for a slot again."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
                 deliveries = calls.pop()

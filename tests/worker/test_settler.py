@@ -158,7 +158,7 @@ def test_an_answer_that_cannot_be_sent_becomes_a_dead_letter_alone(queue, client
     )
     totals = queue.counts().totals
     assert (totals["acked"], totals["nacked"]) == (300, 296 + 4)
-    assert "the answer of its handler cannot be sent to Redis" in caplog.text
+    assert "the result of its handler cannot be sent to Redis" in caplog.text
 
 
 def test_a_message_that_no_call_can_name_is_left_to_its_lease(queue, deliveries, settler):
