@@ -1,4 +1,4 @@
-"""The clients that send a queue's calls to Redis and retry them until Redis has answered."""
+"""Clients that send the requests of a queue to Redis, and retry them while Redis is unavailable."""
 
 import asyncio
 import threading
@@ -34,13 +34,13 @@ S = TypeVar("S")
 
 class AnyClient:
     """
-    Makes calls over one transport and notifies the observers.
+    Sends requests (scripts and plain commands) to Redis over one transport, and notifies the observers.
 
-    Its methods block or await, depending on the driver of the transport. In async code, a started call
-    runs to its end even if its caller is cancelled.
+    With the driver BLOCKING, the methods block their thread. With ASYNCIO, a request runs to its end even if the
+    task that awaits it is cancelled.
 
     Args:
-        clock: returns the current time for scripts, in unix microseconds; None means Redis' own clock.
+        clock: returns the current time for scripts, in unix microseconds; None if scripts use the clock of Redis.
     """
 
     def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
@@ -51,12 +51,15 @@ class AnyClient:
 
     async def run(self, request: Request[T], *, for_seconds: float = 0.0, once_sent: bool = False) -> T:
         """
-        Make `request` and return its answer. While Redis is unavailable, retry for `for_seconds`.
+        Run `request` and return its result: the parsed reply of Redis.
 
-        With `once_sent`, do not retry a request that could not be sent. The caller may then send it to another server.
+        Args:
+            for_seconds: for how long to retry the request while Redis is unavailable.
+            once_sent: retry only if Redis may have run the request. Otherwise raise the error immediately, so that the
+                caller may choose another server.
 
         Raises:
-            RedisUnavailableError: Redis cannot be reached or cannot answer now.
+            RedisUnavailableError: Redis cannot be reached, or cannot serve the request now.
             RedisRefusedError: Redis refused the request; a retry would not help.
         """
         return await self._driver.complete(self._try(self._one, request, for_seconds, once_sent=once_sent))
@@ -65,13 +68,13 @@ class AnyClient:
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
         """
-        Make `requests` in one round trip and return their answers.
+        Run `requests` in one round trip and return the list of their results.
 
-        The answer to a refused request is the exception. Redis runs the requests in their order, except that scripts
-        which it has not cached run last, in a second round trip.
+        If Redis refuses a request, the result of this request is the exception. Redis runs the requests in the given
+        order. Only scripts that Redis has not cached run last, in a second round trip.
 
-        With several servers, the answer to a request whose server failed is a RedisUnavailableError. With `once_sent`,
-        a request that could not be sent is not retried.
+        With several servers, the result of a request whose server failed is a RedisUnavailableError. With `once_sent`,
+        a request that could not be sent to its server is not retried.
 
         Raises:
             RedisUnavailableError: the only server cannot be reached.
@@ -83,15 +86,15 @@ class AnyClient:
     async def _run_all(self, requests: Sequence[Request[Any]], for_seconds: float, *, once_sent: bool) -> list[Any]:
         if not for_seconds:
             return self._answers(requests, await self._exchange(requests))
-        replies: list[Any] = []  # the replies, empty until a round trip has succeeded
-        left: Sequence[int] = range(len(requests))  # indexes of the failed requests, which are retried
+        replies: list[Any] = []  # the replies of Redis; empty until a round trip succeeds
+        left: Sequence[int] = range(len(requests))  # indexes of the requests to send in the next try
 
         async def fill(requests: Sequence[Request[Any]]) -> None:
             nonlocal left
             made = await self._exchange([requests[at] for at in left])
             replies.extend([None] * (len(requests) - len(replies)))
             for at, reply in zip(left, made, strict=True):
-                # If an earlier try of a request was sent and failed, keep that error: Redis may have run the request.
+                # If an earlier try sent the request and failed, keep the earlier error: Redis may have run the request.
                 if not (isinstance(reply, NotSentError) and is_failure(replies[at])):
                     replies[at] = reply
             done = (NotSentError,) if once_sent else ()
@@ -110,7 +113,9 @@ class AnyClient:
 
     async def run_at(self, node: ServerConnections, requests: Sequence[Request[Any]]) -> list[Any]:
         """
-        Make `requests` at one server, and return their answers as `run_all` does.
+        Run `requests` on one server, without retries, and return the list of their results.
+
+        If the server refuses a request, the result of this request is the exception.
 
         Raises:
             RedisUnavailableError: the server cannot be reached.
@@ -127,13 +132,14 @@ class AnyClient:
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
         """
-        Make `request`, then `wait` for its confirmation, in one round trip on one connection.
+        Run `request` and then `wait` (WAIT or WAITAOF), in one round trip on one connection.
 
         Returns:
-            The answers to both. If Redis refused only `wait`, its answer is the exception, because `request` has run.
+            The result of `request` and the confirmation. If Redis refused only `wait`, the exception replaces the
+            confirmation and is not raised, because `request` has run.
 
         Raises:
-            RedisUnavailableError: Redis cannot be reached or cannot answer now.
+            RedisUnavailableError: Redis cannot be reached, or cannot serve the request now.
             RedisRefusedError: Redis refused the request; a retry would not help.
         """
         return await self._driver.complete(self._try(self._both, (request, wait), for_seconds))
@@ -161,10 +167,10 @@ class AnyClient:
         self, make: Callable[[S], Awaitable[T]], asked: S, for_seconds: float, *, once_sent: bool = False
     ) -> T:
         """
-        Call `make(asked)` and return its result; while Redis is unavailable, retry for `for_seconds`.
+        Call `make(asked)` and return its result. While Redis is unavailable, call it again for up to `for_seconds`.
 
-        The first retry is immediate. A further retry starts only if there is time for it, by the average duration of
-        the tries before. If any try was sent and got no reply, the raised error has `maybe_ran` set.
+        The first retry is immediate. A later retry starts only if the time left is longer than the average duration of
+        the earlier tries. If Redis may have run the request in any try, the raised error has `maybe_ran` set.
         """
         began = time.monotonic()
         made = 0
@@ -181,7 +187,7 @@ class AnyClient:
                 if made == 1:
                     continue
                 since = time.monotonic() - began
-                # How long to pause at most: the time left, minus the average duration of a try.
+                # The longest possible pause before the next try: the time left, minus the average duration of a try.
                 left = for_seconds - since - (since - paused) / made
                 if left <= 0:
                     raise
@@ -191,12 +197,13 @@ class AnyClient:
 
     async def _exchange(self, requests: Sequence[Request[Any]], *, together: bool = False) -> list[Any]:
         """
-        Make `requests` in one round trip and return the replies.
+        Send `requests` in one round trip and return the replies of Redis.
 
-        A second round trip sends the full text of scripts that Redis has not cached.
+        If Redis has not cached some of the scripts, a second round trip sends their full text.
 
         Args:
-            together: if true, the second round trip repeats all requests, otherwise only requests with these scripts.
+            together: whether the second round trip repeats all requests. If false, it repeats only the requests whose
+                scripts were not cached.
         """
         if self._clock is not None:
             requests = [one.at(self._clock()) for one in requests]
@@ -212,12 +219,12 @@ class AnyClient:
         except (redis.RedisError, OSError) as error:
             failure = translated(requests[0], error)
             if replies and isinstance(failure, RedisUnavailableError):
-                failure.maybe_ran = True  # Redis may have run requests of the first round trip
+                failure.maybe_ran = True  # the first round trip succeeded, so Redis may have run its requests
             raise failure from None
         return replies
 
     def _answers(self, requests: Sequence[Request[Any]], replies: Sequence[Any]) -> list[Any]:
-        """Return the answers to requests; a request that failed has the exception as its answer."""
+        """Parse `replies` and return the results of `requests`. The result of a failed request is its exception."""
         answers: list[Any] = []
         for request, reply in zip(requests, replies, strict=True):
             try:
@@ -236,7 +243,7 @@ class AnyClient:
 
 
 class Timed(NamedTuple):
-    """The answers of one server, and how many seconds they took."""
+    """The results of the requests to one server, and how many seconds these requests took."""
 
     answers: list[Any]
     seconds: float
@@ -244,13 +251,13 @@ class Timed(NamedTuple):
 
 class Client:
     """
-    Makes calls from blocking code.
+    Sends requests to Redis from blocking code.
 
     Args:
-        clock: returns the current time for scripts, in unix microseconds; None means Redis' own clock.
+        clock: returns the current time for scripts, in unix microseconds; None if scripts use the clock of Redis.
 
     Attributes:
-        driven: the `AnyClient` behind this client, for code that is written once for blocking and async callers.
+        driven: the `AnyClient` that runs the requests, for code that is written once for blocking and async callers.
     """
 
     def __init__(self, transport: Transport, observers: Sequence[Observer] = (), clock: Clock | None = None) -> None:
@@ -261,22 +268,25 @@ class Client:
 
     @classmethod
     def to(cls, connection: Connection, timeout_seconds: float, observers: Sequence[Observer] = ()) -> Self:
-        """Return a client that uses `connection` and its clock, and waits at most `timeout_seconds` for a reply."""
+        """Return a client for `connection` that uses its clock and waits at most `timeout_seconds` for a reply."""
         return cls(connection.wire(timeout_seconds), observers, connection.clock)
 
     def run(self, request: Request[T], *, for_seconds: float = 0.0) -> T:
-        """Run one request, see `AnyClient.run`."""
+        """Run one request and return its result, see `AnyClient.run`."""
         return run_blocking(self.driven.run(request, for_seconds=for_seconds))
 
     def run_all(
         self, requests: Sequence[Request[Any]], *, for_seconds: float = 0.0, once_sent: bool = False
     ) -> list[Any]:
-        """Run several requests, see `AnyClient.run_all`."""
+        """Run several requests and return the list of their results, see `AnyClient.run_all`."""
         return run_blocking(self.driven.run_all(requests, for_seconds=for_seconds, once_sent=once_sent))
 
     def start_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, Future[Timed]]:
         """
-        Send `requests` to every server, each in its own thread; return the futures by server name.
+        Start `requests` on every server, with one thread for each server.
+
+        Returns:
+            For each server name, a future with the results of the requests on this server.
 
         Raises:
             RedisUnavailableError: no server is known.
@@ -301,7 +311,7 @@ class Client:
 
     def run_everywhere(self, requests: Sequence[Request[Any]]) -> dict[str, list[Any]]:
         """
-        Send `requests` to every server in parallel; return the list of answers of each server, by server name.
+        Run `requests` on every server in parallel. Return for each server name the list of the results.
 
         Raises:
             RedisUnavailableError: no server is known, or the only server cannot be reached.
@@ -317,7 +327,7 @@ class Client:
         return answers
 
     def avoid(self, servers: Iterable[str]) -> None:
-        """Make calls to these servers of a Cluster fail immediately, until they answer a ping."""
+        """Let requests to these servers of a Cluster fail immediately, until the servers answer a PING."""
         for server, node in self._transport.nodes().items():
             if server in servers:
                 self._transport.note(node, redis.TimeoutError("it answers slowly"))
@@ -325,7 +335,7 @@ class Client:
     def run_confirmed(
         self, request: Request[T], wait: Command[Confirmed], *, for_seconds: float = 0.0
     ) -> tuple[T, Confirmed | Exception]:
-        """Run a request and wait for its confirmation, see `AnyClient.run_confirmed`."""
+        """Run a request, then WAIT or WAITAOF for its confirmation, see `AnyClient.run_confirmed`."""
         return run_blocking(self.driven.run_confirmed(request, wait, for_seconds=for_seconds))
 
     def wake_tokens(self) -> WakeTokens:
@@ -334,22 +344,22 @@ class Client:
 
     @property
     def has_many(self) -> bool:
-        """Whether there are several servers, each with a part of the data."""
+        """Whether this client uses a Cluster, where each server has a part of the data."""
         return isinstance(self._transport, ClusterTransport)
 
 
 class Clients:
     """
-    The clients of one queue: blocking clients are reused, and each async call gets a new client.
+    Creates the clients of one queue. Blocking clients are reused; each async call gets a new client.
 
-    After a fork, or when `redirected` changes the connections of the process, new clients are created. If `target` is
-    None, they use the current value of RELIQ_URL.
+    After a fork, or after `reliq.redis.server.redirected` has changed the connections of the process, new clients
+    replace the old clients. If `target` is None, the clients connect to the URL in RELIQ_URL.
 
     Attributes:
         observers: callables that get the events of these clients.
-        epoch: identifies the current connections, see `epoch` in `reliq.redis.server`.
+        epoch: the value of `reliq.redis.server.epoch` for which the current clients were created.
         named, maps: the same objects as `named` and `maps` of the current `Connection`.
-        waits: the `Listener` of `Queue.receive` if it was used; `close` stops it.
+        waits: the `Listener` that `Queue.receive` uses; None before the first `receive`. `close` stops it.
     """
 
     waits: Any = None
@@ -369,7 +379,7 @@ class Clients:
         """Return the connection to the queue's Redis; raise ConfigurationError if no Redis is given."""
         connection = self._connection
         if self.epoch is not transport.epoch:
-            # Drop the clients, which belong to another Redis or to the parent process.
+            # The known clients belong to another Redis or to the parent process, so drop them.
             self.epoch = transport.epoch
             connection = self._connection = None
             self._blocking = {}
@@ -386,28 +396,28 @@ class Clients:
             return known
         connection = self.connection()
         timeout_seconds = PUBLISH_TIMEOUT_SECONDS + longer_seconds
-        # Threads that start at the same time get the same client.
+        # If several threads create the client at the same time, `setdefault` gives all of them the same client.
         return self._blocking.setdefault(longer_seconds, Client.to(connection, timeout_seconds, self.observers))
 
     def asynchronous(self, longer_seconds: float = 0.0) -> AnyClient:
-        """Return the client for the running event loop, see `blocking`."""
+        """Return a client for the running event loop, with the same timeouts as `blocking`."""
         connection = self.connection()
         transport = connection.async_wire(PUBLISH_TIMEOUT_SECONDS + longer_seconds)
         return AnyClient(transport, self.observers, connection.clock)
 
     def driven(self, driver: Driver, longer_seconds: float = 0.0) -> AnyClient:
-        """Return the async client for the driver ASYNCIO, and the blocking client for BLOCKING."""
+        """Return a client whose methods await if `driver` is ASYNCIO, or block their thread if it is BLOCKING."""
         return self.asynchronous(longer_seconds) if driver is ASYNCIO else self.blocking(longer_seconds).driven
 
     def close(self) -> None:
-        """Stop waiting for wake-ups and close the blocking connections."""
+        """Stop the listener of `Queue.receive`, and close the connections of blocking code."""
         connection = self.connection()
         if self.waits:
             self.waits.close()
         connection.close()
 
     async def aclose(self) -> None:
-        """Stop waiting for wake-ups and close the running event loop's connections."""
+        """Stop the listener of `Queue.receive`, and close the connections of the running event loop."""
         connection = self.connection()
         if self.waits:
             await asyncio.to_thread(self.waits.close)

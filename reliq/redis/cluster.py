@@ -1,8 +1,8 @@
 """
-Commands to the nodes of a Redis Cluster: the slots of each node, and one round trip to several nodes.
+Send commands to the nodes of a Redis Cluster: find the node of each key, and use one round trip for several nodes.
 
-A separate thread reads the slots. Commands to a node that timed out fail immediately until the node answers again, so
-commands to the other nodes do not wait for it.
+A separate thread reads from the Cluster which node has which slots. Commands to a node that timed out fail immediately
+until the node answers again, so commands to other nodes do not wait for it.
 """
 
 import logging
@@ -28,57 +28,59 @@ from reliq.redis.redis_py import redis
 
 logger = logging.getLogger(__name__)
 
-#: Wait this many seconds for a server's replies, plus the timeouts of blocking commands. Then the server counts as
-#: unavailable.
+#: A server that has not replied after this many seconds counts as unavailable. For blocking commands, their own
+#: timeouts are added.
 SERVER_SECONDS = 0.9
-#: The pause before the first retry of a node, in seconds; each further pause is twice as long.
+#: After a node has timed out, pause this many seconds before the first PING. Each later pause is twice as long.
 FIRST_PAUSE_SECONDS = 0.1
-#: The longest pause between two retries, in seconds.
+#: The longest pause between two PINGs to a node that has timed out, in seconds.
 LONGEST_PAUSE_SECONDS = 0.5
-#: The shortest time between two reads of the slots, in seconds. If several callers request a read, one read is enough.
+#: The shortest time between two reads of the slots, in seconds. All reads that are requested during this time are
+#: done by one read.
 READ_PAUSE_SECONDS = 0.05
 #: The longest wait for the first read of the slots, in seconds.
 FIRST_READ_SECONDS = 2.0
 
-#: Commands whose first argument is not a key: any server can run them.
+#: Commands whose first argument is not a Redis key. Any server can run them.
 _KEYLESS = {"ACL", "CLUSTER", "CONFIG", "INFO", "PING", "SCAN", "SCRIPT", "SLOWLOG", "TIME"}
 _WAITS = ("WAIT", "WAITAOF")
-#: Error codes of a Cluster node during or after its failover.
+#: Error codes with which a Cluster node replies during or after its failover.
 _CHANGING = {"CLUSTERDOWN", "LOADING", "MASTERDOWN", "READONLY"}
-#: Not the module `random`: if an application seeds `random`, its random numbers must not depend on reliq.
+#: Do not use the functions of `random`: if an application seeds them, its random numbers must not depend on reliq.
 _random = random.SystemRandom()
 
-#: For each range of slots: first and last slot, the primary of these slots, and its replicas. Nodes are HOST:PORT.
+#: The ranges of slots: for each range its first and last slot, its primary, and the replicas of this primary. Nodes
+#: are written as HOST:PORT.
 Ranges = list[tuple[int, int, str, list[str]]]
 Connect = Callable[[str, Sequence[Sequence[str]]], list[Any]]
 
 
 class CircuitBreakers:
     """
-    The nodes that timed out. Commands to these nodes fail immediately.
+    Stores the nodes that timed out, and lets commands to these nodes fail immediately.
 
-    For each of these nodes, a thread connects and sends PING, with a backoff, until the node answers.
+    For each stored node, a thread sends PING with a backoff until the node answers. Then the node is removed.
 
     Args:
-        probe: connects to a node and pings it; raises the exceptions of redis-py.
-        meanwhile: a function that is called after each failed ping.
+        probe: a function that connects to a node and sends PING; raises the exceptions of redis-py.
+        meanwhile: a function that is called after each failed PING.
     """
 
     def __init__(self, probe: Callable[[str], object], meanwhile: Callable[[], None]) -> None:
         self._probe = probe
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
-        #: For each node that timed out, the exception of its failure.
+        #: For each node that timed out, the exception with which it failed.
         self._open: dict[str, Exception] = {}
 
     def check(self, node: str) -> str:
-        """Return `node`; raise NotSentError while the node does not answer."""
+        """Return `node`; raise NotSentError if the node has timed out and has not answered a PING since."""
         if self._open and (why := self._open.get(node)):
             raise NotSentError(f"{node} does not answer and is tried again in the background ({why})")
         return node
 
     def trip(self, node: str, why: Exception) -> None:
-        """Make all commands to `node` fail until it answers again."""
+        """Store that `node` has timed out, so that all commands to it fail until it answers a PING."""
         with self._lock:
             if node in self._open:
                 return
@@ -101,7 +103,7 @@ class CircuitBreakers:
             except broken():
                 self._meanwhile()
                 continue
-            except Exception as error:  # an error reply shows that the node answers
+            except Exception as error:  # the node sent an error reply, so it answers again
                 logger.debug("%s answers again: %s", node, error)
             with self._lock:
                 self._open.pop(node, None)
@@ -109,11 +111,11 @@ class CircuitBreakers:
 
 class Servers:
     """
-    The nodes of a Cluster: the slots of each node, and which nodes do not answer.
+    The nodes of a Cluster: which node has which slots, and which nodes do not answer.
 
     Args:
-        seeds: the nodes to ask first, as HOST:PORT.
-        ask: connects to a node and returns its replies to commands; raises the exceptions of redis-py.
+        seeds: the nodes to connect to before the slots are known, as HOST:PORT.
+        ask: a function that connects to a node and returns its replies to commands; raises the exceptions of redis-py.
     """
 
     def __init__(self, seeds: Sequence[str], ask: Connect) -> None:
@@ -133,12 +135,12 @@ class Servers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the slots have been read, so that `server_of` returns without waiting."""
+        """Whether the slots have been read. If not, `server_of` waits for the first read."""
         return self._slots is not None
 
     def server_of(self, command: Sequence[Arg]) -> str:
         """
-        Return the node with the slot of a command's first key, or any node for a command without a key.
+        Return the node that has the first key of `command`. For a command without a key, return any node.
 
         Raises:
             NotSentError: no node has the slot, or the node does not answer.
@@ -157,31 +159,31 @@ class Servers:
         return self._breakers.check(node)
 
     def check(self, server: str) -> None:
-        """Raise NotSentError while `server` does not answer."""
+        """Raise NotSentError if `server` has timed out and has not answered a PING since."""
         self._breakers.check(server)
 
     def close(self) -> None:
-        """Stop the pings, and allow commands to all nodes again, also to nodes that timed out."""
+        """Stop sending PINGs to the nodes that timed out, and allow commands to all nodes again."""
         self._breakers.keep(())
 
     def names(self) -> Collection[str]:
-        """Return the primaries as of the last read of the slots."""
+        """Return the primaries that the last read of the slots found."""
         return self._nodes
 
     def replicas(self) -> Collection[str]:
-        """Return the known replicas, after an attempt to read the Cluster's slot map again."""
+        """Read the slots again and return all replicas. If the read fails, return the replicas of the last read."""
         with suppress(*broken()):
             self._take(self._ask_around())
         return {replica for replicas in self._nodes.values() for replica in replicas}
 
     def note(self, server: str, error: Exception) -> str:
         """
-        Process an error of `server`. If the error is a redirection, return the new node, otherwise an empty text.
+        Process an error of `server`. If it is a redirection (MOVED or ASK), return the node that it names.
 
-        If the server did not answer, read the slots again, and let further commands to the server fail immediately
-        until it answers.
+        For any other error, return an empty text. If the server did not answer, read the slots again, and let further
+        commands to the server fail immediately until it answers a PING.
         """
-        if isinstance(error, redis.exceptions.AskError):  # this includes MovedError, its subclass
+        if isinstance(error, redis.exceptions.AskError):  # MovedError is a subclass of AskError
             node = f"{error.host or server.rpartition(':')[0]}:{error.port}"
             if isinstance(error, redis.exceptions.MovedError):
                 if self._slots is not None:
@@ -196,7 +198,7 @@ class Servers:
         return ""
 
     def read_again(self) -> None:
-        """Request another read of the slots and return immediately."""
+        """Start a read of the slots in a thread. If a read is running already, another read follows it."""
         with self._lock:
             if self._is_reading:
                 self._is_read_wanted = True
@@ -206,7 +208,7 @@ class Servers:
         threading.Thread(target=self._read_while_wanted, name="reliq-topology", daemon=True).start()
 
     def _any(self) -> str:
-        """Return a node that has not timed out; return the same node as long as possible."""
+        """Return a node that has not timed out. Later calls return the same node until it times out."""
         for node in [self._favourite, *_random.sample(sorted(self._nodes), len(self._nodes))]:
             with suppress(NotSentError):
                 if node in self._nodes:
@@ -244,7 +246,7 @@ class Servers:
         self._breakers.keep(self._nodes)
 
     def _ask_around(self) -> Ranges:
-        """Return the slots from the first node with `cluster_state:ok`, or else from any node that answers."""
+        """Read the slots from the first node with `cluster_state:ok`; without such a node, from any that answers."""
         ranges: Ranges | None = None
         why: Exception | None = None
         for node in dict.fromkeys([*_random.sample(sorted(self._nodes), len(self._nodes)), *self._seeds]):
@@ -271,16 +273,18 @@ class Servers:
 
 
 def key_slot(key: str) -> int:
-    """Return the Cluster slot of a key, from its hash tag if it has one."""
+    """Return the Cluster slot of a Redis key. If the key has a hash tag, only the tag determines the slot."""
     tag, closed, _ = key.partition("{")[2].partition("}")
     return slot_of(tag if closed and tag else key)
 
 
 def ranges_of(rows: Sequence[Sequence[Any]], asked: str) -> Ranges:
     """
-    Parse the reply of the node `asked` to CLUSTER SLOTS.
+    Parse a reply to CLUSTER SLOTS.
 
-    A node without a host name in the reply gets the host of `asked`.
+    Args:
+        rows: the reply.
+        asked: the node that sent the reply, as HOST:PORT. Nodes without a host in the reply get the host of this node.
     """
 
     def node(row: Sequence[Any]) -> str:
@@ -291,7 +295,7 @@ def ranges_of(rows: Sequence[Sequence[Any]], asked: str) -> Ranges:
 
 
 def _key(command: Sequence[Arg]) -> str | None:
-    """Return the first key of a command, None for a command without keys."""
+    """Return the first Redis key of a command; None if the command has no keys."""
     if command[0] in _KEYLESS:
         return None
     at = 1
@@ -306,22 +310,22 @@ def _key(command: Sequence[Arg]) -> str | None:
 
 
 class Sent(NamedTuple):
-    """A command, and the index at which its reply is stored; the index is None if the reply is not needed."""
+    """A command that is sent, and the index of its reply in `Exchange.replies`; None if the reply is not needed."""
 
     at: int | None
     command: Sequence[Arg]
 
 
-#: The commands that are sent together to each server.
+#: For each server, the commands that are sent to it in one round trip.
 Shares = dict[str, list[Sent]]
 
 
 class Exchange:
     """
-    One round trip: the commands for each server, and the replies in the order of the commands.
+    One round trip to several servers.
 
-    If a server fails, the reply to each of its commands is the exception. A WAIT is sent to the same server as the
-    command before it.
+    Groups the commands by server, and stores the replies in the order of the commands. If a server fails, the exception
+    is stored as the reply to each of its commands. WAIT and WAITAOF are sent to the same server as the command before.
     """
 
     def __init__(self, servers: Servers, commands: Sequence[Sequence[Arg]]) -> None:
@@ -344,18 +348,18 @@ class Exchange:
                 self.shares.setdefault(server, []).append(Sent(at, command))
 
     def put(self, share: Sequence[Sent], replies: Sequence[Any]) -> None:
-        """Store the replies to the commands of one server."""
+        """Store the replies of one server. `share` has the commands that were sent to it."""
         for (at, _), reply in zip(share, replies, strict=True):
             if at is not None:
                 self.replies[at] = reply
 
     def fail(self, server: str, share: Sequence[Sent], error: Exception) -> None:
-        """Store the failure of a server as the reply to each of its commands."""
+        """Store `error`, the failure of a server, as the reply to each command in `share`."""
         self._servers.note(server, error)
         self.put(share, [error] * len(share))
 
     def redirected(self) -> Shares:
-        """Pass all errors to `Servers.note`; return the redirected commands, grouped by their new server."""
+        """Pass all error replies to `Servers.note`. Return the redirected commands, grouped by their new server."""
         shares: Shares = {}
         share: list[Sent] | None = None
         for at, command in enumerate(self._commands):
@@ -377,12 +381,12 @@ class Exchange:
 
 class ClusterTransport:
     """
-    Sends commands to the nodes of a Cluster, each to the node with its keys.
+    Sends commands to the nodes of a Cluster: each command to the node that has its keys.
 
-    Connections to a node are opened at the first use and closed after the node has left the Cluster.
+    Connections to a node are opened at the first use. They are closed after the node has left the Cluster.
 
     Args:
-        connect: creates the connections to a node.
+        connect: a function that creates the `ServerConnections` of a node.
     """
 
     def __init__(self, driver: Driver, servers: Servers, connect: Callable[[str], ServerConnections]) -> None:
@@ -393,7 +397,7 @@ class ClusterTransport:
         self._nodes: dict[str, ServerConnections] = {}
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send `commands` at the same time and return the replies; a failed command has the exception as reply."""
+        """Send `commands` to their nodes and return the replies. The reply to a failed command is an exception."""
         if self._servers.is_ready:
             exchange = Exchange(self._servers, commands)
         else:
@@ -414,15 +418,15 @@ class ClusterTransport:
             await node.close()
 
     def place(self, key: str) -> Hashable:
-        """Return the slot of `key`; one command may use several keys of the same slot."""
+        """Return the slot of `key`. One command may use several keys only if they have the same slot."""
         return key_slot(key)
 
     def node_for(self, key: str) -> ServerConnections:
-        """Return the connections to the node with `key`; raise NotSentError if no such node is available."""
+        """Return the connections to the node with `key`; raise NotSentError if the node is unknown or unavailable."""
         return self._node(self._servers.server_of(("GET", key)))
 
     def nodes(self) -> dict[str, ServerConnections]:
-        """Return the connections to all known primaries; wait for the first read of the slots."""
+        """Return the connections to all known primaries. If the slots have not been read, wait for the first read."""
         if not self._servers.is_ready:
             self._servers.server_of(("PING",))
         return {server: self._node(server) for server in self._servers.names()}
@@ -434,11 +438,11 @@ class ClusterTransport:
         return {server: self._node(server) for server in names}
 
     def check(self, node: ServerConnections) -> None:
-        """Raise NotSentError while the server of `node` does not answer."""
+        """Raise NotSentError if the server of `node` has timed out and has not answered a PING since."""
         self._servers.check(node.server)
 
     def note(self, node: ServerConnections, error: Exception) -> None:
-        """Process a failure or an error reply that occurred outside of `exchange`, see `Servers.note`."""
+        """Process an error of a node that occurred outside of `exchange`, see `Servers.note`."""
         self._servers.note(node.server, error)
 
     def _node(self, server: str) -> ServerConnections:
@@ -452,7 +456,8 @@ class ClusterTransport:
     async def _make(self, exchange: Exchange, shares: Shares) -> None:
         waiting: list[tuple[ServerConnections, PooledConnection, list[Sent]]] = []
         try:
-            # All callers send in the same order of servers, so two callers never wait for each other's connections.
+            # Every round trip uses the servers in the same order. So two round trips cannot wait for each other's
+            # connections.
             for server, share in sorted(shares.items()):
                 node = self._node(server)
                 try:
@@ -473,7 +478,7 @@ class ClusterTransport:
 
 
 def patience(share: Sequence[Sent]) -> float:
-    """Return for how many seconds to wait for the replies of one server."""
+    """Return for how many seconds to wait for the replies to the commands in `share`, sent to one server."""
     seconds = SERVER_SECONDS
     for _, command in share:
         if command[0] == "BLPOP":
