@@ -75,16 +75,17 @@ if TYPE_CHECKING:
     from reliq.schedules import ScheduleOptions, StoredSchedule, StoredSchedules
 
 
-#: One redrive call writes back at most this many bytes of bodies: while a script runs, Redis serves no other client.
+#: One script call of a redrive publishes bodies of at most this many bytes in total. The limit keeps scripts short,
+#: because Redis serves no other client while a script runs.
 LETTER_BYTES = 8 * MIB
 
-#: Finds the publish time in an encoded message; only messages with a chosen id contain it.
+#: A pattern that finds the publish time in an encoded message. Only messages with a chosen id contain this time.
 _LIFE = re.compile(rb',"r":\d+,"e":(\d+)')
 _LETTER_NAME = re.compile(r"\d{1,20}-\d{1,20}")
 
 
 def listing(keys: Keys, limit: int, after: str) -> Command[list[DeadLetter]]:
-    """Return the command that reads dead letters; raise ConfigurationError for an invalid limit or position."""
+    """Return the command that reads dead letters; raise ConfigurationError if `limit` or `after` is not valid."""
     if not isinstance(after, str) or (after and _LETTER_NAME.fullmatch(after) is None):
         raise ConfigurationError("after must be the `letter` of a dead letter, such as '1700000000000-0', or empty")
     count = check_int("limit", limit, least=1, most=BATCH_LIMIT)
@@ -93,7 +94,11 @@ def listing(keys: Keys, limit: int, after: str) -> Command[list[DeadLetter]]:
 
 
 def first_letters(all: Iterable[list[DeadLetter]], limit: int) -> list[DeadLetter]:
-    """Return the `limit` oldest dead letters of all shards, and further letters with the same stream id as the last."""
+    """
+    Return the `limit` oldest dead letters of all shards.
+
+    If dead letters of other shards have the same stream id as the last of these, they are returned too.
+    """
     letters = sorted((one for some in all for one in some), key=_place)
     last = _place(letters[limit - 1])[:2] if len(letters) > limit else None
     return [one for one in letters if last is None or _place(one)[:2] <= last]
@@ -106,17 +111,17 @@ def _place(letter: DeadLetter) -> tuple[int, int, int]:
 
 S = TypeVar("S")
 
-#: The longest reason of a pause, in characters.
+#: The maximum length of the reason for a pause, in characters.
 REASON_LIMIT = 200
 
 
 def tombstone_ms(tombstone: Duration | None) -> int | None:
-    """Return a tombstone's duration in ms; raise ConfigurationError if it is not above 0."""
+    """Convert the duration of a tombstone to ms; raise ConfigurationError if it is not above 0."""
     return None if tombstone is None else milliseconds(seconds("tombstone", tombstone, least=0.001))
 
 
 def rescheduling(keys: Keys, id: str | UUID, delay: Duration, at: datetime | None) -> Call[list[RescheduleStatus]]:
-    """Return the call that changes a message's due time; raise ConfigurationError for an invalid time."""
+    """Return the script call that changes a message's due time; raise ConfigurationError for an invalid time."""
     at_ms, delay_ms = when(delay, at)
     return transitions.reschedule(keys, [check_id(id)], at_ms=at_ms, delay_ms=delay_ms)
 
@@ -126,7 +131,7 @@ def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Com
     Return the command that pauses a queue; raise ConfigurationError for an invalid reason or duration.
 
     Args:
-        by: the name to store, by default user@host of this process.
+        by: the name of the operator who pauses the queue. Default: user@host of this process.
     """
     for_seconds = None if for_ is None else seconds("for_", for_, least=0.001)
     pause = pause_by(by, reason, for_seconds)
@@ -134,7 +139,7 @@ def pausing(keys: Keys, reason: str, for_: Duration | None, by: str = "") -> Com
 
 
 def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
-    """Return a pause that starts now; raise ConfigurationError for an invalid reason."""
+    """Return a `Pause` that starts now; raise ConfigurationError if `reason` is not valid."""
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > REASON_LIMIT:
         raise ConfigurationError(f"reason must be one line of at most {REASON_LIMIT} characters")
     now = round(time.time(), 3)
@@ -142,7 +147,7 @@ def pause_by(by: str, reason: str, for_seconds: float | None = None) -> Pause:
 
 
 def user_at_host() -> str:
-    """Return user@host of this process; in a container the user may have no name."""
+    """Return user@host of this process, or unknown@host if the user has no name, as in some containers."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -152,18 +157,22 @@ def user_at_host() -> str:
 
 B = TypeVar("B")
 
-#: How often `publish_many` checks a full backlog, in seconds.
+#: How often `publish_many` checks whether a full backlog has room again, in seconds.
 BACKLOG_SECONDS = 0.1
 
 
-#: The keyword arguments of `Queue.publish_many`.
+#: The names of the keyword arguments of `Queue.publish_many`.
 _BULK_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
-#: One call carries at most this many bytes of bodies, unless a single body is larger.
+#: `publish_many` keeps prepared messages of at most this many bytes in memory before it sends some of them.
 CHUNK_BYTES = 8 * MIB
 
 
 class ShardCalls:
-    """Groups messages of `publish_many` into a call for each shard; all these calls have at most `CHUNK_BYTES` together."""
+    """
+    Groups the messages of `publish_many` by shard, so that one script call publishes many messages of a shard.
+
+    The groups that are not sent yet have at most `CHUNK_BYTES` together, unless a single message is larger.
+    """
 
     def __init__(self, writer: Writer, size: int) -> None:
         self._writer = writer
@@ -175,7 +184,7 @@ class ShardCalls:
 
     @contextmanager
     def adding_rest(self) -> Iterator[None]:
-        """If the block raises PublishFailed, extend its `rest` by the messages that were read but not sent."""
+        """If the block raises PublishFailed, add the messages that were read but not sent to its `rest`."""
         try:
             yield
         except PublishFailed as failed:
@@ -183,16 +192,20 @@ class ShardCalls:
             raise
 
     def sent(self) -> None:
-        """Forget the messages of the last yielded call; if sending the call fails, its PublishFailed contains them."""
+        """
+        Forget the last list of messages that `read` returned, because the caller is about to send it.
+
+        If this send fails, the PublishFailed that it raises already contains the messages.
+        """
         self._full = []
 
     def read(self, items: Iterable[Any]) -> Iterator[list[PreparedMessage]]:
         """
-        Yield lists of messages, one list for each call to Redis.
+        Yield lists of messages; the caller sends each list to its shard in one script call.
 
-        An item that is not an `OutgoingMessage` is a body and gets the queue's options. A call goes to one shard.
-        Messages with generated ids go to the shards in rotation. A message with a chosen id waits until the call for
-        its shard is full.
+        An item that is not an `OutgoingMessage` is a body and gets the queue's options. Messages with generated ids go
+        to the shards in rotation. A message with a chosen id belongs to one shard. It waits until the list of this
+        shard is full.
         """
         if isinstance(items, str | bytes | Mapping | OutgoingMessage) or not isinstance(items, Iterable):
             raise ConfigurationError(
@@ -223,7 +236,7 @@ class ShardCalls:
         yield from self._rest()
 
     def _rest(self) -> Iterator[list[PreparedMessage]]:
-        """Yield the messages of all remaining calls, even if the calls are not full."""
+        """Yield all remaining lists of messages, even if the lists are not full."""
         while self._held:
             yield self._take(next(iter(self._held)))
 
@@ -234,7 +247,7 @@ class ShardCalls:
 
 
 class BulkProgress:
-    """The total result of a `publish_many`, and whether the next call must wait for the backlog."""
+    """Adds up the results of a `publish_many`, and checks whether it must wait because the backlog is full."""
 
     def __init__(self, max_backlog: int | None) -> None:
         self._most = None if max_backlog is None else check_int("max_backlog", max_backlog, least=1, most=10**9)
@@ -246,15 +259,15 @@ class BulkProgress:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the backlog is limited."""
+        """Whether `publish_many` was called with `max_backlog`."""
         return self._most is not None
 
     def is_full(self, counts: Counts) -> bool:
-        """Return whether `max_backlog` messages are waiting, so the next call must wait."""
+        """Return whether the queue has `max_backlog` or more waiting messages, so that `publish_many` must wait."""
         return self._most is not None and counts.pending + counts.due >= self._most
 
     def add(self, done: list[Receipt]) -> None:
-        """Add the receipts of one call."""
+        """Add the receipts of one script call to the result."""
         self._duplicates += [receipt.id for receipt in done if receipt.status == "duplicate"]
         self._tombstoned += [receipt.id for receipt in done if receipt.status == "tombstoned"]
         self.confirmed += sum(map(bool, done))
@@ -263,7 +276,7 @@ class BulkProgress:
             self._durable = not self._unconfirmed
 
     def result(self) -> BulkResult:
-        """Return the total result."""
+        """Return the result of the whole `publish_many`."""
         refused = (tuple(self._duplicates), tuple(self._tombstoned))
         return BulkResult(self.confirmed, *refused, self._durable, tuple(self._unconfirmed))
 
@@ -276,11 +289,11 @@ def check_bulk(call: str, others: Mapping[str, Any]) -> None:
 
 
 class SettingsAndLimits(SettingsOptions, LimitOptions, total=False):
-    """The keyword arguments of `Queue` that are settings or limits, for type checkers."""
+    """For type checkers: the keyword arguments of `Queue` that are settings or limits."""
 
 
 class QueueOptions(SettingsAndLimits, total=False):
-    """The keyword arguments of `Queue`, for type checkers."""
+    """For type checkers: all keyword arguments of `Queue`."""
 
     limits: Sequence[Limit]
     validate: bool
@@ -290,7 +303,7 @@ class QueueOptions(SettingsAndLimits, total=False):
     shards: int | None
 
 
-#: The keyword arguments of `Queue`.
+#: The names of the keyword arguments of `Queue`.
 _KEYWORDS = frozenset({"body", *QueueOptions.__annotations__})
 
 
@@ -306,39 +319,43 @@ class Queue(Generic[B]):
         body: the type of the bodies: a dataclass, TypedDict, `msgspec.Struct` or pydantic model, a union of models,
             dict, list, a scalar, `str` or `bytes`. Default: dict.
         retries: how many times a failed message is delivered again, 0 to 1,000. Default: 12.
-        ttl: how long after its due time a message may still start; later it expires. Default: 7 days.
+        ttl: how long after its due time a message may still start; after that it expires. Default: 7 days.
         max_body: the largest encoded body in bytes, up to 16 MiB. A publish refuses a larger body, and a worker does
             not load it. Default: 1 MiB.
-        dedup: how long a chosen id cannot be published again after its message has ended. Default: 10 minutes.
+        dedup: how long an id that you chose cannot be published again after its message has ended. Default: 10 minutes.
         dead_letter_limit: how many dead letters are kept; 0 keeps none. Default: 100,000.
         dead_letter_ttl: how long a dead letter is kept. Default: 7 days.
         keep_completed: how many of the last acked messages are kept for lookups, up to 100,000. Default: 0.
         durability: the replicas or disks that must confirm a message before its publish returns, for example
             `Durability.replicas(1)` or `Durability.aof()`. Default: `Durability.NONE`.
-        validate: whether each publish decodes the encoded body and refuses it if a worker would get another value.
-            False saves some microseconds. Default: True.
+        validate: whether each publish decodes the encoded body, and refuses it if a worker would get a different
+            value. False saves some microseconds per message. Default: True.
         url: a Redis URL or a redis-py client. Default: None, the environment variable RELIQ_URL, read at the first use.
         layout: the format of the Redis keys; `Layout.hdt3213()` shares a queue with HDT3213/delayqueue programs in Go.
             Default: `Layout.RELIQ`.
-        observers: callables that get every event of this object. Default: none.
-        shards: how many shards the queue must have, a power of two up to 256. Default: None, the number in Redis.
+        observers: functions that are called with every event of this queue object. Default: none.
+        shards: how many shards the queue must have, a power of two up to 256. Default: None, which means the number
+            that is stored in Redis.
         ordered: True runs the messages of one key one at a time, in publish order. Default: False.
         per_key: how many messages of one key may run at the same time, over all workers. Default: None, no limit.
-        rate: how many messages may start per time, for example "100/s", "5/m" or "1000/h", or the sum of their costs,
-            for example "100000/m by cost"; or a list with one of each. Default: None, no limit.
-        burst: how many messages may start at the same time after a pause, or the sum of their costs. Default: None, the
-            number that `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the number in it.
-        key_rate: like `rate`, for the messages of each key. Default: None, no limit.
-        key_burst: like `burst`, for `key_rate`. Default: None.
+        rate: how many messages may start per second, minute or hour, for example "100/s", "5/m" or "1000/h". "by cost"
+            limits the sum of their costs instead, for example "100000/m by cost". A list may contain one rate of each
+            kind. Default: None, no limit.
+        burst: how many messages may start at the same time after a quiet time; for a rate by cost, the sum of their
+            costs. Default: None, the number that `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the
+            number in `rate`.
+        key_rate: a rate like `rate`, but for the messages of each key separately. Default: None, no limit.
+        key_burst: a burst like `burst`, but for `key_rate`. Default: None.
         concurrency: how many messages of the queue may run at the same time, over all workers. Default: None, no limit.
-        key_weights: how many messages each key gets in a turn, for example `{"vip": 4}`; other keys get 1. Default: none.
-        limits: `Limit` objects that this queue shares with others: each start counts against all of them. With shared
-            limits, workers can claim messages, but `receive` cannot. Default: none.
+        key_weights: how many messages of a key start when it is the key's turn, for example `{"vip": 4}`. Keys that are
+            not listed have 1. Default: none.
+        limits: `Limit` objects that this queue shares with other queues. Each start of a message counts against all
+            these limits. Workers can claim messages of such a queue, but `receive` cannot. Default: none.
 
     Attributes:
-        own_limits: the declared limits of this queue as a `Limits` object; None without limits. A starting worker
-            writes them to Redis, and then they hold for all workers.
-        limits: the limits that this queue shares with others.
+        own_limits: the limits of this queue alone, as a `Limits` object; None without limits. A starting worker writes
+            them to Redis, and then they hold for all workers.
+        limits: the `Limit` objects that this queue shares with other queues.
 
     Raises:
         ConfigurationError: the name, the body type or an option is not valid.
@@ -354,7 +371,7 @@ class Queue(Generic[B]):
     @overload
     def __init__(self, name: str, body: type[B], **options: Unpack[QueueOptions]) -> None: ...
 
-    @overload  # a type that is not a class, such as `Cat | Dog` or `Order | None`
+    @overload  # for body types that are not classes, such as `Cat | Dog` or `Order | None`
     def __init__(self, name: str, body: TypeForm[B], **options: Unpack[QueueOptions]) -> None: ...
 
     def __init__(
@@ -386,7 +403,7 @@ class Queue(Generic[B]):
         self.observers = observers
         self._lanes = CallSequences()
         self._clients = Clients(url, observers)
-        #: The shards of the queue, as this process last read them from Redis.
+        #: The shards of the queue, as this process last read them from the shard map in Redis.
         self.known_shards = Shards(keys, self._clients, wanted)
         self.codec: Codec[B] = Codec(body, validate=validate)
         own = self.own_limits.fields() if self.own_limits else {}
@@ -406,7 +423,7 @@ class Queue(Generic[B]):
 
     def publish(self, body: B, *, durability: Durability | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """
-        Publish one message. The receipt is true if the message was published.
+        Publish one message. `bool(receipt)` is True if the message was published.
 
         Durations are seconds (int or float) or timedelta.
 
@@ -415,26 +432,29 @@ class Queue(Generic[B]):
             delay: how long to wait until the message is due. Default: 0.
             at: when the message is due, as an aware datetime; use `delay` or `at`, not both. Default: None.
             id: your own message id, a str of 1 to 128 characters of A-Z a-z 0-9 _ . : - or a UUID. While a message with
-                this id exists, and for `dedup` after its end, another publish is refused as a duplicate. Default: a
-                generated id.
+                this id exists, and for the time `dedup` after its end, another publish of the id is refused as a
+                duplicate. Default: a generated id.
             retries: how many times the message is delivered again after a failure, 0 to 1,000. Default: the queue's
                 `retries`.
             ttl: how long after its due time the message may still start. Default: the queue's `ttl`.
             headers: dict of text to text that travels with the body, at most 8 KiB as JSON. Default: none.
             dedup: how long the chosen id cannot be published again after the message has ended. Default: the queue's
                 `dedup`.
-            ignore_dedup: True publishes even if `dedup` or a tombstone still blocks the id. Default: False.
-            on_conflict: how to publish if a message with this id exists; needs `id`. "keep" refuses the new message as a
-                duplicate. "replace" gives the new body, retries and due time to a waiting message; if the message runs,
-                the new message starts after it, as its successor. "follow" adds a successor too, but is refused as a
-                duplicate if the message waits. `Debounce` and `Throttle` act like "replace", and compute the due time.
-                All but "keep" imply `dedup=0`. Default: "keep".
-            publication_id: an int that distinguishes messages with the same id, for `Job.once`. Default: the publish time.
-            key: the message key, such as a tenant or an account: 1 to 128 bytes of text. Order and limits hold for each
-                key, and keys take turns. Default: None.
-            priority: "high", "normal" or "low"; only without `key`. Default: "normal".
-            cost: how much the message is expected to take from a rate by cost, such as tokens, 1 to 1,000,000,000;
-                `Job.spent` corrects it. Default: 1.
+            ignore_dedup: True publishes the message even if the `dedup` of an earlier message or a tombstone still
+                blocks the id. Default: False.
+            on_conflict: what to do if a message with this `id` exists. "keep" refuses the new message as a duplicate.
+                "replace" gives the new body, retries and due time to the existing message if it waits. If it runs, the
+                new message starts after it, as its successor. "follow" also adds a successor to a running message, but
+                is refused as a duplicate if the existing message waits. `Debounce` and `Throttle` work like "replace",
+                and compute the due time. All values but "keep" imply `dedup=0`. Default: "keep".
+            publication_id: an int by which `Job.once` distinguishes messages with the same id. Default: the publish
+                time.
+            key: the message key, such as the name of a tenant or an account: a text of 1 to 128 bytes. Workers take
+                messages from all keys in turn, and the queue can order or limit the messages of each key. Default:
+                None.
+            priority: "high", "normal" or "low"; cannot be combined with `key`. Default: "normal".
+            cost: how much of a rate by cost the message will probably use, for example a number of tokens; 1 to
+                1,000,000,000. The handler can report the real cost with `Job.spent`. Default: 1.
             durability: a `Durability`: the replicas or disks that must confirm the message before `publish` returns.
                 Default: the queue's `durability`.
 
@@ -443,7 +463,7 @@ class Queue(Generic[B]):
             BodyError: the body cannot be encoded or is too large.
             PublishFailed: Redis was unavailable for 2 s (plus the timeout of `durability`) or refused the message.
                 Publish again with the same `id` to avoid a second message.
-            TypeError: the method has no such option.
+            TypeError: an option does not exist.
 
         Example: `queue.publish({"order": 42}, id="order-42", delay=60, headers={"tenant": "a"})`
         """
@@ -469,25 +489,26 @@ class Queue(Generic[B]):
         **others: Never,
     ) -> BulkResult:
         """
-        Publish many messages in few round trips.
+        Publish many messages in few round trips to Redis.
 
-        The items are read as they are sent, so an iterator of any length needs little memory.
+        The items are read while earlier items are sent, so even a very long iterator needs little memory.
 
         Args:
-            items: an iterable of bodies and of `OutgoingMessage` objects, which carry their own options.
-            chunk: how many messages one call to Redis carries at most, 1 to 500. Default: 500.
-            max_backlog: wait before each call until fewer messages than this are pending, ready or to be redelivered.
-                Default: None, do not wait.
-            durability: a `Durability`: the replicas or disks that must confirm each call before the next call. Default:
-                the queue's `durability`.
+            items: an iterable of bodies or `OutgoingMessage` objects. An `OutgoingMessage` has its own options.
+            chunk: how many messages one script call to Redis publishes at most, 1 to 500. Default: 500.
+            max_backlog: before each script call, wait until fewer messages than this number are pending, ready or to be
+                redelivered. Default: None, which means do not wait.
+            durability: a `Durability`: the replicas or disks that must confirm the messages of each script call before
+                the next script call. Default: the queue's `durability`.
 
         Returns:
             A `BulkResult` with the number of published messages and the ids of the refused messages.
 
         Raises:
-            ConfigurationError, BodyError: an item is not valid. The items of earlier calls are published.
-            PublishFailed: Redis was unavailable or refused a call. `confirmed` counts the messages published before;
-                `rest` has the messages that were read but not confirmed. Publish `rest`, then the remaining `items`.
+            ConfigurationError, BodyError: an item is not valid. The items of earlier script calls are published.
+            PublishFailed: Redis was unavailable or refused a script call. The attribute `confirmed` is the number of
+                messages that were published before. The attribute `rest` contains the messages that were read from
+                `items` but not confirmed. Publish `rest`, then the items that are still in the iterator.
 
         Example: `queue.publish_many(Order(number) for number in range(10_000)).published`
         """
@@ -499,7 +520,7 @@ class Queue(Generic[B]):
         def send(orders: list[PreparedMessage], confirmed: int) -> list[Receipt]:
             return run_blocking(self._sender.send(BLOCKING, orders, confirmed, durability))
 
-        # The next call is prepared while Redis works on the current call.
+        # While Redis runs one script call, this thread already prepares the messages of the next script call.
         with calls.adding_rest(), ThreadPoolExecutor(1, "reliq-publish") as sending:
             under_way: Callable[[], list[Receipt]] = list
             try:
@@ -509,14 +530,14 @@ class Queue(Generic[B]):
                     progress.add(done())
                     while progress.is_bounded and progress.is_full(self.counts()):
                         time.sleep(BACKLOG_SECONDS)
-                    is_first = self.known_shards.is_due  # the first call also reads the shard map, so wait for its end
+                    is_first = self.known_shards.is_due  # if the first send also reads the shard map, wait for its end
                     calls.sent()
                     under_way = begun(sending, partial(send, orders, progress.confirmed))
                     if is_first:
                         progress.add(under_way())
                         under_way = list
             except Exception:
-                under_way()  # wait for the running call; if it also fails, its error replaces this error
+                under_way()  # wait for the last send; if it fails too, its error is raised instead
                 raise
             progress.add(under_way())
         return progress.result()
@@ -558,17 +579,18 @@ class Queue(Generic[B]):
         Args:
             tx: a SQLAlchemy 2 Session or Connection, a Django connection, or a psycopg 3 or sqlite3 Connection.
             body: a value of the queue's type.
-            prefix: the start of the outbox tables' names, or `schema.prefix` for tables in a schema. Default: "reliq_".
+            prefix: the prefix of the names of the outbox tables, or `schema.prefix` for tables in a schema. Default:
+                "reliq_".
             durability: a `Durability`: the replicas or disks that must confirm the message before the relay marks the
                 row as sent. Default: the queue's `durability`.
-            options: the other options of `publish`; a `delay` starts now, by the database's clock.
+            options: the other options of `publish`. A `delay` counts from now, by the clock of the database.
 
         Returns:
             The message id.
 
         Raises:
-            ConfigurationError: an option is not valid, `tx` is not a transaction or would commit the row by itself, or
-                the outbox table does not exist.
+            ConfigurationError: an option is not valid, `tx` has a wrong type or no open transaction, or the outbox table
+                does not exist.
             BodyError: the body cannot be encoded or is too large.
 
         Example:
@@ -605,14 +627,15 @@ class Queue(Generic[B]):
         """
         Claim up to `limit` messages and settle them when the `with` block ends.
 
-        The leases are renewed while the block runs. At its end, messages without an answer such as `job.nack()` are
-        acked. If the block raises, these messages are nacked instead, with the default backoff.
+        While the block runs, the leases of the messages are renewed. Messages that the block has not settled itself,
+        for example with `job.nack()`, are acked at its end. If the block raises, they are nacked instead, and retried
+        after the default backoff.
 
         Args:
             limit: how many messages to claim at most. Default: 1.
             wait: how long to wait for the first message, in seconds or as a timedelta. Default: 0, do not wait.
-            lease: how long after this process dies another worker may claim the messages, in seconds or as a timedelta.
-                Default: 30.
+            lease: the duration of the leases, in seconds or as a timedelta. If this process dies, another worker can
+                claim the messages after this time. Default: 30.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -644,9 +667,10 @@ class Queue(Generic[B]):
 
     def shards(self) -> tuple[Keys, ...]:
         """
-        Read from Redis which shards may hold messages, and return their keys; one item if the queue is not sharded.
+        Read from Redis which shards may contain messages; return a `Keys` object for each shard.
 
-        While the shard map's Redis is unavailable, return the shards that this process read last.
+        A queue without sharding has one shard. If the Redis server with the shard map is unavailable, the shards that
+        this process read last are returned.
 
         Raises:
             ConfigurationError: the number of shards in Redis is not the number given to `Queue(shards=...)`.
@@ -662,18 +686,19 @@ class Queue(Generic[B]):
         """
         Cancel a message: a waiting message never starts, and a running message is not retried.
 
-        The id of a `cancelled` message can be published again immediately. The id of a `running` message can be
-        published again after the end of its handler and its `dedup`.
+        After the result `cancelled`, the id can be published again immediately. After the result `running`, the id can
+        be published again when the handler has ended and the message's `dedup` has passed.
 
         Args:
             id: the message id, a str or UUID.
-            tombstone: how long to refuse publishes of this id as `tombstoned`, in seconds or as a timedelta. This
-                includes a publish that is already on its way. Default: None, no tombstone.
+            tombstone: how long to refuse publishes of this id with the status `tombstoned`, in seconds or as a
+                timedelta. A publish that was sent before the cancel but arrives later is refused too. Default: None,
+                which means no tombstone.
 
         Returns:
-            `cancelled`; `running`: the handler can check `job.cancelled`; `not_found`: the message has ended or never
-            existed. After a lost reply the call is repeated, so `not_found` can also mean that the first try cancelled
-            it.
+            `cancelled` if the message was waiting; `running` if its handler runs, which can check `job.cancelled`;
+            `not_found` if the message has ended or never existed. If the reply of Redis is lost, the cancel is
+            repeated, so `not_found` can also mean that the first try cancelled the message.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -695,7 +720,7 @@ class Queue(Generic[B]):
             at: the new due time, as an aware datetime, instead of `delay`. Default: None.
 
         Returns:
-            `rescheduled`, `running` or `not_found`; only `rescheduled` changes the message.
+            `rescheduled` if the due time was changed, `running` if the message is already running, or `not_found`.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -711,11 +736,11 @@ class Queue(Generic[B]):
 
     def status(self, id: str | UUID) -> Status[Any]:
         """
-        Return the status of a message: its state, its result if the handler has `keep`, its error and its progress.
+        Return the status of a message: its state, error and progress, and its result if the handler has `keep`.
 
         Args:
-            id: the message id. If the last message with this id was acked without `keep`, you may get the result of an
-                earlier message with this id; `Receipt.state` ignores such results.
+            id: the message id. If several messages had this id, and the last of them was acked without `keep`, the
+                result may be from an earlier message. `Receipt.state` ignores such results.
 
         Raises:
             ConfigurationError: the id is not valid, or the queue has Go's layout.
@@ -731,9 +756,10 @@ class Queue(Generic[B]):
 
     def counts(self) -> Counts:
         """
-        Count the queue's messages by state, and read its totals. The counts of one shard are of the same moment.
+        Count the queue's messages by state, and read the totals of its counters, for example of acked messages.
 
-        If some shards are unavailable, the result counts only the other shards, and `away` lists the unavailable shards.
+        All counts of one shard are from the same moment. If some shards are unavailable, the result counts only the
+        messages of the other shards, and its attribute `away` lists the unavailable shards.
 
         Raises:
             RedisUnavailableError: all shards are unavailable.
@@ -750,12 +776,12 @@ class Queue(Generic[B]):
 
         Args:
             reason: a text of one line, up to 200 characters; commands and the web UI show it. Default: empty.
-            for_: how long the pause lasts, in seconds or as a timedelta. Default: None, until `resume`.
+            for_: how long the pause lasts, in seconds or as a timedelta. Default: None, which means until `resume`.
 
         Raises:
             ConfigurationError: an argument is not valid.
-            RedisUnavailableError: Redis is unavailable. If the queue has several shards, the error names the paused
-                shards.
+            RedisUnavailableError: Redis is unavailable. If the queue has several shards, the error lists the shards
+                that were paused nevertheless.
         """
         answers = run_blocking(self._of_shards(BLOCKING, lambda keys: pausing(keys, reason, for_)))
         of_every_shard(self.name, "paused", answers)
@@ -766,7 +792,7 @@ class Queue(Generic[B]):
         of_every_shard(self.name, "paused", answers)
 
     def resume(self) -> bool:
-        """Resume the queue; return whether it was paused, or throttled by `RateLimited`."""
+        """Resume the queue; return whether `pause` had paused it or the exception `RateLimited` had throttled it."""
         return run_blocking(self._resume(BLOCKING))
 
     async def aresume(self) -> bool:
@@ -778,9 +804,10 @@ class Queue(Generic[B]):
         Return dead letters, oldest first.
 
         Args:
-            limit: how many dead letters to return at most, 1 to 500; with several shards, a few more. Default: 100.
-            after: the `letter` of the last dead letter of the previous call, to get the next page. Default: empty, from
-                the start.
+            limit: how many dead letters to return at most, 1 to 500. With several shards, the result can have a few
+                more. Default: 100.
+            after: to get the next page, the attribute `letter` of the last dead letter on the previous page. Default:
+                empty, which means the first page.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -796,14 +823,15 @@ class Queue(Generic[B]):
         """
         Publish dead letters again, and return how many were published.
 
-        A letter stays in the queue if a message with its id exists, or if a change of the number of shards has not
-        moved the letter yet. If a reply is lost, the call is repeated, and letters that the first try published are not
-        counted: see `counts().totals["redriven"]`.
+        A dead letter is not published if a message with its id exists, or if the number of shards was changed and the
+        letter is not in its new shard yet. If a reply of Redis is lost, the redrive is repeated, and the result does
+        not count the letters that the first try published. `counts().totals["redriven"]` counts all of them.
 
         Args:
             letters: up to 500 `DeadLetter` objects, as returned by `dead_letters`.
-            delay: how long until the messages are due, in seconds or as a timedelta. Default: 0.
-            retries: the retries of each message. Default: None, as many as it was published with.
+            delay: the time from now until the messages are due, in seconds or as a timedelta. Default: 0.
+            retries: the number of retries of each message. Default: None, which means the number given
+                when it was published.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -819,20 +847,21 @@ class Queue(Generic[B]):
 
     def schedule(self, name: str, *, body: B, **options: Unpack[ScheduleOptions]) -> None:
         """
-        Store a schedule in Redis, or change it; the queue's workers publish `body` at each tick (due time).
+        Store a schedule in Redis, or change it. The queue's workers publish `body` at each due time (tick).
 
-        The id of a message is `plan.NAME.TICK`, with the tick in unix seconds. A call with unchanged arguments changes
-        nothing. With changed arguments, the next tick is computed from now. A paused schedule stays paused.
+        The id of a message is `plan.NAME.TICK`, where TICK is the due time in unix seconds. If you call this method
+        again with the same arguments, nothing changes. With changed arguments, the next tick is computed from now. A
+        paused schedule stays paused.
 
         Args:
-            name: the name of the schedule in this queue, 1 to 100 of A-Z a-z 0-9 _ . - .
-            body: the body of each message; with its headers at most 64 KiB.
+            name: the name of the schedule in this queue, 1 to 100 characters of A-Z a-z 0-9 _ . -
+            body: the body of each message; body and headers together at most 64 KiB.
             cron: a cron expression, such as "0 6 * * *". Give either `cron` or `every`.
-            every: the time between two ticks, whole seconds or a timedelta. Default: None.
+            every: the time between two ticks, in whole seconds or as a timedelta. Default: None.
             tz: the time zone of `cron`, such as "Europe/Berlin". Default: "UTC".
-            catch_up: which ticks of the last day to publish after a downtime: "skip" none, "latest" the last, "all"
-                each. Default: "latest".
-            options: `retries`, `ttl`, `headers`, `key` and `priority` of each message, as in `publish`.
+            catch_up: which missed ticks of the last day to publish after a downtime: "skip" publishes none, "latest"
+                only the last tick, "all" every tick. Default: "latest".
+            options: `retries`, `ttl`, `headers`, `key` and `priority` of each message; see `publish`.
 
         Raises:
             ConfigurationError: an argument is not valid, or the queue has the Go layout.
@@ -849,7 +878,7 @@ class Queue(Generic[B]):
         await self._stored().write(ASYNCIO, name, body, options)
 
     def unschedule(self, name: str) -> bool:
-        """Delete a stored schedule; return whether it existed. Its published messages stay."""
+        """Delete a stored schedule; return whether it existed. Messages that it has published stay in the queue."""
         return run_blocking(self._stored().change(BLOCKING, "delete", name))
 
     async def aunschedule(self, name: str) -> bool:
@@ -858,15 +887,15 @@ class Queue(Generic[B]):
 
     def pause_schedule(self, name: str, *, reason: str = "", by: str = "") -> bool:
         """
-        Pause a stored schedule: its ticks are skipped until `resume_schedule`.
+        Pause a stored schedule. Until `resume_schedule`, its ticks are skipped.
 
         Args:
             name: the name of the schedule.
-            reason: why, as a text of one line, up to 200 characters. Default: empty.
-            by: the name to store. Default: user@host of this process.
+            reason: the reason, a text of one line, up to 200 characters. Default: empty.
+            by: the name of the operator who pauses the schedule. Default: user@host of this process.
 
         Returns:
-            Whether the call paused the schedule; False if it was already paused or does not exist.
+            True if this call paused the schedule; False if the schedule was already paused or does not exist.
         """
         pause = msgspec.json.encode(pause_by(by, reason))
         return run_blocking(self._stored().change(BLOCKING, "pause", name, pause))
@@ -877,7 +906,7 @@ class Queue(Generic[B]):
         return await self._stored().change(ASYNCIO, "pause", name, pause)
 
     def resume_schedule(self, name: str) -> bool:
-        """Resume a stored schedule at its next tick after now; return whether it was paused."""
+        """Resume a paused schedule from its next tick on; return whether it was paused."""
         return run_blocking(self._stored().resume(BLOCKING, name))
 
     async def aresume_schedule(self, name: str) -> bool:
@@ -886,10 +915,12 @@ class Queue(Generic[B]):
 
     def schedules(self, prefix: str = "", *, limit: int = 1000) -> list[StoredSchedule]:
         """
-        Return stored schedules, sorted by name; Redis reads about 100 of them at a time.
+        Return the stored schedules of this queue, sorted by name.
+
+        They are read from Redis in steps of about 100, so this does not block Redis for long.
 
         Args:
-            prefix: the start of the schedules' names. Default: empty, for all schedules.
+            prefix: return only schedules whose names begin with this text. Default: empty, which means all schedules.
             limit: how many schedules to return at most; if more exist, the selection is arbitrary. Default: 1,000.
         """
         return run_blocking(self._stored().read(BLOCKING, prefix, limit))
@@ -900,16 +931,16 @@ class Queue(Generic[B]):
 
     def close(self) -> None:
         """Close the blocking connections to this queue's Redis; the next use opens them again."""
-        with suppress(ConfigurationError):  # no Redis URL: no connection was opened
+        with suppress(ConfigurationError):  # without a Redis URL, no connection was opened
             self._clients.close()
 
     async def aclose(self) -> None:
-        """Close the running event loop's connections to this queue's Redis."""
+        """Close the connections to this queue's Redis that the running event loop uses."""
         with suppress(ConfigurationError):
             await self._clients.aclose()
 
     def connection(self) -> Connection:
-        """Return the connection to the queue's Redis; raise ConfigurationError without a URL."""
+        """Return the connection to the queue's Redis; raise ConfigurationError if no Redis URL is set."""
         return self._clients.connection()
 
     def _stored(self) -> StoredSchedules:
@@ -932,7 +963,7 @@ class Queue(Generic[B]):
         return await self._at_home(driver, id, lambda keys: transitions.cancel(keys, [id], tombstone_ms=for_ms))
 
     def _with_status(self, order: PreparedMessage, receipts: list[Receipt]) -> Receipt:
-        """Return the only item of `receipts`, after adding the data that `Receipt.state` needs."""
+        """Return the only receipt in `receipts`, after adding the `PublishedMessage` that `Receipt.state` needs."""
         [receipt] = receipts
         life = None if order.is_generated or not receipt else _LIFE.match(order.value)
         object.__setattr__(receipt, "_message", PublishedMessage(self, receipt.id, life and int(life[1])))
@@ -972,7 +1003,7 @@ class Queue(Generic[B]):
         while left:
             by_shard = defaultdict[int, list[DeadLetter]](list)
             for letter in left:
-                if home(letter.id, shards.map.n) == letter.shard:  # skip a letter that a resize has not moved yet
+                if home(letter.id, shards.map.n) == letter.shard:  # a resize has not moved other letters yet
                     by_shard[letter.shard].append(letter)
             left = []
             for shard, of_shard in by_shard.items():
@@ -992,8 +1023,12 @@ class Queue(Generic[B]):
         return redriven
 
     async def _at_home(self, driver: Driver, id: str, make: Callable[[Keys], Call[list[S]]]) -> S:
-        """Send a call to an id's shard. If the message is not there, try the shard that the id had before a resize."""
-        make(self.keys)  # check the arguments before the first call
+        """
+        Run a script call in the shard of a message id.
+
+        If the message is not there, run the script call in the shard that the id had before a resize.
+        """
+        make(self.keys)  # raises ConfigurationError before anything is sent
         await self.known_shards.refresh(driver)
         while True:
             known = self.known_shards.map
@@ -1007,10 +1042,13 @@ class Queue(Generic[B]):
 
     async def _of_shards(self, driver: Driver, make: Callable[[Keys], Request[T]], *, ever: bool = False) -> list[Any]:
         """
-        Send a request to every current shard in one round trip; the answer of a failed request is its exception.
+        Send a request to every shard in one round trip, and return the results in the order of the shards.
+
+        If a request of several fails, its result is the exception.
 
         Args:
-            ever: whether to include shards that have been removed.
+            make: creates the request for a shard.
+            ever: whether to include the shards that a resize has removed.
         """
         first = make(self.keys)
         shards = await self._read_shards(driver)
@@ -1029,11 +1067,11 @@ class Queue(Generic[B]):
 @dataclass(frozen=True)
 class PublishedMessage(Generic[R_co]):
     """
-    A published message whose status can be read.
+    A published message, for reading its status.
 
     Attributes:
-        life: the publish time in unix ms, to ignore results of other messages with the same id; None accepts all results.
-        decode: decodes a result.
+        life: the publish time in unix ms. Results of other messages with the same id are ignored; None accepts them.
+        decode: a function that decodes the result of the handler.
     """
 
     queue: Queue[Any]
@@ -1042,7 +1080,7 @@ class PublishedMessage(Generic[R_co]):
     decode: Callable[[bytes], R_co] = msgspec.json.decode
 
     def status(self) -> Status[R_co]:
-        """Return the status of the message, see `Queue.status`."""
+        """Return the status of the message; see `Queue.status`."""
         return run_blocking(self._status(BLOCKING))
 
     async def astatus(self) -> Status[R_co]:
@@ -1056,7 +1094,8 @@ class PublishedMessage(Generic[R_co]):
                 f"queue {queue.name!r} in the layout {queue.layout} has no status of a message: its bodies have no header"
             )
         found = await queue._at_home(driver, id, lambda keys: transitions.status(keys, id, life=self.life))  # noqa: SLF001
-        # A result stays in its shard when the number of shards changes.
+        # A resize does not move the results of ended messages. So also ask the shards that the id had with other
+        # numbers of shards.
         count = 2 * shards.map.ever if shards.map.ever > 1 else 0
         while found == "not_found" and (count := count // 2):
             keys = shards.keys(home(id, count))
