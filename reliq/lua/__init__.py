@@ -1,4 +1,8 @@
-"""The Lua scripts of the queue, one file for each transition. The loader reads the declarations in a file's header."""
+"""
+Load the Lua scripts that Redis runs for a queue.
+
+Each script is a file with a header, which declares the script's keys, arguments and Redis commands.
+"""
 
 import hashlib
 import re
@@ -10,7 +14,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-#: A Redis command of a script, and the name of the command's key; the name is empty for a command without a key.
+#: A Redis command that a script runs, and the name of the Redis key that the command uses (empty for `TIME`).
 Use = tuple[str, str]
 
 _HEADER = re.compile(
@@ -25,10 +29,11 @@ _HEADER = re.compile(
 _FUNCTION = re.compile(r"^(local function (\w+)\((?:[^\n]* end|[\s\S]*?\nend)\n)", re.MULTILINE)
 _NAME = re.compile(r"'[^'\n]*'|\b[A-Za-z_]\w*\b")
 
-# For each Redis key, a command that fails if the key has the wrong type. Each script begins with these commands for its
-# keys, so a wrong type stops the script before it writes anything. If the script's header marks a key with `?`, the
-# script checks that key later, when it needs it. `totals`, `ends` and `history` are not checked: if they have a wrong
-# type, messages must still move. `watch` is not checked, because it is always overwritten.
+# For each Redis key, a command that fails if the key has the wrong type. Each script begins with the commands for its
+# own keys, so a key of the wrong type stops the script before it writes anything. A header can mark a key with `?`.
+# The script then does not check the type of this key at its beginning, but when it first reads the key.
+# `totals`, `ends` and `history` are not checked: messages must move even if these keys have a wrong type. `watch` is
+# not checked, because scripts delete it before they write it.
 _READ = {
     "lane": "STRLEN",
     "pending": "ZCARD",
@@ -54,32 +59,33 @@ _READ = {
     "shared": "HLEN",
 }
 
-#: Redis keys that only queues with message keys or limits have. A script that uses any of them gets the functions of
-#: keyed/prelude.lua.
+#: The names of Redis keys that only queues with message keys or limits have. A script that uses any of these Redis keys
+#: also gets the Lua functions of keyed/prelude.lua.
 _KEYED = frozenset({"limits", "ring", "held", "asleep", "rates", "line"})
 
-#: The form in which a script's header lists the commands for a Redis key, such as `ready:LLEN,LPUSH`.
+#: Matches a Redis key and its commands in a script's header, for example `ready:LLEN,LPUSH`.
 _RUNS = re.compile(r"(\w+):([A-Z]+(?:,[A-Z]+)*)")
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """
-    A Lua script, with the declarations of its header.
+    A Lua script, and the declarations from its header.
 
     Attributes:
-        name: the name of the file and of the function in `transitions`.
+        name: the name of the script's file, and of the function in `transitions` that builds a call of the script.
         summary: the first line of the header.
-        keys: names of the first KEYS, which are attributes of `Keys`.
-        tail_keys: names of the KEYS that are repeated for each message.
-        args: names of the first ARGV.
-        tail_args: names of the ARGV that are repeated for each message. In a script with the argument `keyed`, calls
-            leave out the last name, `key`, unless `keyed` is 1.
-        uses: every command that the script may run, with the name of the command's key.
-        text: the script for EVAL.
-        sha: the digest for EVALSHA.
-        keyed_keys: the names at the end of `keys` that only queues with message keys need.
-        lead: a function that returns a queue's Redis keys for the names in `keys`, except `lane`, the call sequence.
+        keys: the names of the first KEYS. Each name is an attribute of `Keys`.
+        tail_keys: the names of the KEYS that a call repeats for each message.
+        args: the names of the first ARGV.
+        tail_args: the names of the ARGV that a call repeats for each message. In a script with the argument `keyed`,
+            the last of these names is `key`. A call passes message keys only if `keyed` is 1.
+        uses: every Redis command that the script may run, with the name of the Redis key that the command uses.
+        text: the Lua code for EVAL.
+        sha: the SHA1 digest of the Lua code, for EVALSHA.
+        keyed_keys: the last names in `keys`, which the script uses only in queues with message keys or limits.
+        lead: a function that returns the Redis keys of a queue for the names in `keys`. It leaves out `lane`, because
+            this Redis key belongs to a client and not to a queue.
     """
 
     name: str
@@ -98,11 +104,14 @@ class Script:
 @cache
 def script(name: str, package: str = __name__) -> Script:
     """
-    Return the script `name` of a package, ready to run; raise ValueError for an invalid header.
+    Load the Lua script `name` from a package, and return it ready to run.
 
-    A script with a header line `-- Keyed` has two branches, and each call runs one of them. For a queue without keys,
-    the branch is the file itself. For a queue with keys, the branch also has the code of the lines that begin with
-    `-- keyed: `. Only this branch uses the keys and commands of the header line.
+    A script with a header line `-- Keyed` gets two versions of its code (branches) in one `if`. Queues without message
+    keys or limits run the code in the file. Queues with message keys or limits also run the lines that begin with
+    `-- keyed: `. Only this branch uses the Redis keys and commands that the header line `-- Keyed` lists.
+
+    Raises:
+        ValueError: the file has no valid header.
     """
     source = files(package).joinpath(f"{name}.lua").read_text("utf-8")
     header = _HEADER.match(source)
@@ -141,7 +150,7 @@ def _lead_of(names: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
 
 
 def _keyed_source(source: str) -> str:
-    """Return the source of a script's branch for a queue with keys."""
+    """Return a script's source for queues with message keys or limits: uncomment the lines with `-- keyed: `."""
     return re.sub(r"^( *)-- keyed: ", r"\1", source, flags=re.MULTILINE)
 
 
@@ -152,13 +161,13 @@ def script_names() -> list[str]:
 
 
 def _uses(runs: str, keys: tuple[str, ...]) -> frozenset[Use]:
-    """Return the commands in a header, each with its key, and the commands that check the types of the keys."""
+    """Return the Redis commands in a script's header, and the commands that check the types of the script's keys."""
     checks = {(_READ[key], key) for key in keys if key in _READ}
     return frozenset(checks | {(one, key) for key, some in _RUNS.findall(runs) for one in some.split(",")})
 
 
 def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, ...]) -> str:
-    """Return the Lua lines that define a local variable for each name of KEYS and ARGV in the header."""
+    """Return Lua code that defines a local variable for each name that the header gives to KEYS and ARGV."""
     lines = [f"local {key} = KEYS[{index}]" for index, key in enumerate(keys, 1)]
     lines += [f"local {arg} = ARGV[{index}]" for index, arg in enumerate(args, 1)]
     lines += [f"local {arg.upper()} = {index}" for index, arg in enumerate(tail_args, 1)]
@@ -169,15 +178,15 @@ def _locals(keys: tuple[str, ...], args: tuple[str, ...], tail_args: tuple[str, 
 
 
 def _type_checks(keys: tuple[str, ...]) -> str:
-    """Return Lua lines that check the type of each key; the error for a wrong type names the key."""
+    """Return Lua code that checks the type of each Redis key. Its error for a wrong type contains the key's name."""
     return "".join(f"read('{_READ[key]}', {key})\n" for key in keys if key in _READ)
 
 
 def _branch(keys: tuple[str, ...], source: str, *, with_keys: bool) -> str:
     """
-    Return a branch of a script, with the prelude functions that it needs.
+    Return the Lua code of a script's branch, after the prelude functions that it needs.
 
-    Other prelude functions are left out, because each call of the script defines all its functions again.
+    Prelude functions that the branch does not need are left out: Redis would define them again at each script call.
     """
     work = _type_checks(keys) + _without_comments(source)
     opening, functions = "", _prelude("prelude.lua")[1]
@@ -189,13 +198,13 @@ def _branch(keys: tuple[str, ...], source: str, *, with_keys: bool) -> str:
 
 
 def _prelude(path: str) -> tuple[str, dict[str, str]]:
-    """Return the text before the first function of a prelude file, and the functions by name."""
+    """Split a prelude file: return the code before its first function, and the code of each function by its name."""
     pieces = _FUNCTION.split(_without_comments(files(__name__).joinpath(path).read_text("utf-8")))
     return pieces[0], dict(zip(pieces[2::3], pieces[1::3], strict=True))
 
 
 def _in_order(functions: dict[str, str]) -> dict[str, str]:
-    """Sort functions, so that each function comes after the functions that it calls."""
+    """Sort Lua functions, so that each function comes after the functions that it calls, as Lua requires."""
     ordered: dict[str, str] = {}
 
     def place(name: str) -> None:
@@ -210,7 +219,7 @@ def _in_order(functions: dict[str, str]) -> dict[str, str]:
 
 
 def _needed(functions: dict[str, str], text: str) -> set[str]:
-    """Return the names of the functions that a text calls, directly or indirectly."""
+    """Return the names of the functions that the Lua code `text` calls, directly or through other functions."""
     needed: set[str] = set()
     names = set(_NAME.findall(text))
     while met := (functions.keys() & names) - needed:
@@ -220,6 +229,6 @@ def _needed(functions: dict[str, str], text: str) -> set[str]:
 
 
 def _without_comments(text: str) -> str:
-    """Remove comment lines, because each server keeps the text of every script in memory."""
+    """Remove the comment lines of a script, because each Redis server keeps the text of every script in memory."""
     kept = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--"))
     return "".join(f"{line}\n" for line in kept)

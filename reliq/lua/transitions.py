@@ -1,9 +1,11 @@
 """
-Build the calls of the Lua scripts, which clients send to Redis.
+Build script calls: calls of Lua scripts in Redis.
 
-For each script, a function with its name returns a `Call`. The argument `clock` is the time in unix microseconds, for
-tests; None means Redis' own clock. A receipt, the proof of a lease, is a `Claimed`. An invalid receipt changes no
-message.
+For each script, this module has a function with the script's name, which returns a `Call`. Tests can set the time
+with the argument `clock`, in unix microseconds. With None, the script uses Redis' own clock.
+
+A receipt proves that this process has the lease of a message; it is an object of the class `Claimed`. With an invalid
+receipt, for example after the lease expired, a script does not change the message.
 """
 
 import os
@@ -51,20 +53,22 @@ PlanStatus = Literal["written", "deleted", "paused", "resumed", "unchanged", "un
 PlanTickStatus = Literal["published", "missed", "superseded"]
 KeyState = Literal["in turn", "asleep", "paused", "saturated", "standing", "empty"]
 
-#: The longest allowed duration in ms, for example of a lease: a hundred years.
+#: The longest duration that a call accepts, for example for a lease: a hundred years, in ms.
 LONGEST_SPAN_MS = 100 * 366 * 86_400_000
-#: The earliest due time that is stored, September 2001 in unix ms; an earlier due time is raised to it. So every stored
-#: due time has 13 digits, and a script can overwrite it in place.
+#: The earliest due time that a message can have: September 2001, in unix ms. An earlier due time is replaced by this
+#: time. So every stored due time has 13 digits, and a script can overwrite the due time in a message's header.
 EARLIEST_MS = 10**12
-#: How long Redis stores the number and answer of a call (see `CallNumber`), in ms.
+#: For how many ms Redis stores the number and the reply of a script call, to recognize a repeated call (`CallNumber`).
 REMEMBER_MS = 600_000
-#: A message becomes a dead letter after this many deliveries in a row that ended with an expired lease. After the first
-#: such delivery, it is a suspect, because it may have killed its process. After one such delivery, suspects may use
-#: half of the slots of a process; after two, a quarter. After more, a suspect runs without other suspects.
+#: A message becomes a dead letter after its lease has expired in this many deliveries in a row. After the first of
+#: these deliveries, the message is a suspect, because it may have killed its worker process. To limit the damage, few
+#: suspects run at the same time in a process: after one expired lease, suspects may use half of the slots of the
+#: process; after two, a quarter. After more, a suspect runs without other suspects.
 LEASE_DEATHS = 5
-#: The value of `promote_in_ms` or `reclaim_in_ms` in a claim's answer if no message will be due.
+#: The value of `ClaimAnswer.promote_in_ms` or `ClaimAnswer.reclaim_in_ms` if nothing will have to be promoted, or
+#: reclaimed.
 NOTHING_DUE = -1
-#: The value of `promote_in_ms` or `reclaim_in_ms` if another process waits for the next due time.
+#: The value of `ClaimAnswer.promote_in_ms` and `ClaimAnswer.reclaim_in_ms` if another process promotes and reclaims.
 NOT_WATCHING = -2
 #: The names of the totals in `Counts.totals`. The Redis hash `totals` may have other fields, which are ignored.
 TOTAL_KINDS = (
@@ -72,11 +76,11 @@ TOTAL_KINDS = (
     *("retried_lease", "retried_nack", "released", "snoozed", "letters_dropped", "arrived", "left", "limited"),
     *("results_dropped", "replaced"),
 )
-#: The answer of `remap` if it refuses to give several shards to a queue with keys or limits.
+#: The reply of `remap` if it refuses a shard map, because a queue with keys or limits cannot have several shards.
 REMAP_KEYED = b"keyed"
-#: In a reply of `key_queues`, how many values come before the values of the first key.
+#: The number of values in a reply of the script `key_queues` that describe the whole queue. They come first.
 _LINES_HEAD = 6
-#: In a reply of `key_queues`, how many values describe a key.
+#: The number of values in a reply of the script `key_queues` that describe one key.
 _LINES_WIDTH = 7
 
 
@@ -84,52 +88,56 @@ _LINES_WIDTH = 7
 
 
 def clock_arg(clock: int | None) -> Arg:
-    """Return the time for a script in unix microseconds; an empty text means Redis' own clock."""
+    """Return the script argument for the time: unix microseconds, or an empty text to use Redis' own clock."""
     return "" if clock is None else clock
 
 
 def bare_arg(keys: Keys) -> Arg:
-    """Return whether a queue's values are bare bodies, without an envelope."""
+    """Return the script argument that is `1` if the queue stores bare bodies, without a header, and otherwise empty."""
     return "1" if keys.bare else ""
 
 
 def bounded(name: str, items: Sequence[T]) -> Sequence[T]:
-    """Return `items`; raise ConfigurationError if they are too many for one call."""
+    """Return `items`; raise ConfigurationError if there are more items than one script call accepts."""
     if len(items) > BATCH_LIMIT:
         check_int(f"number of {name}", len(items), most=BATCH_LIMIT)
     return items
 
 
 def once(ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids without repetitions, because a script would treat a repeated id as another message."""
+    """Return the ids without duplicates, because a script would treat each duplicate as another message."""
     return tuple(dict.fromkeys(ids))
 
 
 def limit_arg(limit: int, *, least: int = 0) -> int:
-    """Return `limit`, the largest number of messages for a call; raise ConfigurationError if it is out of range."""
+    """Return `limit`, the largest number of messages in a script call; raise ConfigurationError if it is invalid."""
     if type(limit) is int and least <= limit <= BATCH_LIMIT:
         return limit
     return check_int("limit", limit, least=least, most=BATCH_LIMIT)
 
 
 def span(name: str, ms: int) -> int:
-    """Return a duration in ms; raise ConfigurationError if it is below 1 or above a hundred years."""
+    """Return the duration `ms`; raise ConfigurationError if it is below 1 ms or above a hundred years."""
     if type(ms) is int and 0 < ms <= LONGEST_SPAN_MS:
         return ms
     return check_int(name, ms, least=1, most=LONGEST_SPAN_MS)
 
 
 def texts(reply: Iterable[bytes]) -> tuple[str, ...]:
-    """Return the ids in a reply."""
+    """Decode the message ids in a reply of Redis."""
     return tuple(map(id_text, reply))
 
 
 def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) -> list[Any]:
     """
-    Return the status words in a reply, one for each item in `asked`.
+    Decode a reply of Redis that has a status, such as `cancelled`, for each item of a script call.
+
+    Args:
+        asked: the items of the script call.
+        known: all valid statuses.
 
     Raises:
-        ValueError: the number of words is wrong, or a word is not in `known`.
+        ValueError: the reply has the wrong number of statuses, or an invalid status.
     """
     answers = [word.decode() for word in reply]
     if len(answers) != len(asked) or not set(answers) <= set(known):
@@ -139,9 +147,13 @@ def words(reply: Sequence[bytes], asked: Sequence[Any], known: Sequence[str]) ->
 
 def words_of(asked: Sequence[str], ids: Sequence[str], reply: Sequence[bytes], known: Sequence[str]) -> list[Any]:
     """
-    Return the status word for each id in `asked`.
+    Return a status, such as `cancelled`, for each id in `asked`.
 
-    `asked` may contain an id more than once. `ids` has each id once, and the reply has a word for each id in `ids`.
+    Args:
+        asked: the ids from the caller, which may contain an id more than once.
+        ids: the ids of the script call, each once.
+        reply: the reply of Redis, with a status for each of `ids`.
+        known: all valid statuses.
     """
     by_id = dict(zip(ids, words(reply, ids, known), strict=True))
     return [by_id[id] for id in asked]
@@ -158,7 +170,12 @@ def _call(
     ids: Iterable[str] = (),
     chosen_ids: Iterable[str] = (),
 ) -> Call[T]:
-    """Build a script's call for a queue. Its KEYS include the body keys of `ids` and the dedup keys of `chosen_ids`."""
+    """
+    Build a script call for a queue.
+
+    Its KEYS are the queue's keys from the script's header, the body key of each of `ids`, and the deduplication key of
+    each of `chosen_ids`.
+    """
     lua = script(name)
     named = (*lua.lead(keys), *keys.msgs(ids), *map(keys.dedup, chosen_ids))
     return Call(lua, named, (clock_arg(clock), *args), read, happened)
@@ -170,32 +187,38 @@ def _call(
 @dataclass(frozen=True, slots=True)
 class CallNumber:
     """
-    The number of a call in a lane (a sequence of calls). A repeated call keeps its number and gets its first answer.
+    The number of a script call, by which Redis recognizes a repeated call.
+
+    A client repeats a call with the same number if the connection broke before the reply arrived. If Redis has already
+    run the call, the script does not publish or claim again: it returns the stored reply of the first call.
 
     Attributes:
-        lane: the name of the sequence. Its calls are made one after another, and Redis stores the number and answer of
-            the last call.
-        number: higher than the number of the last call; or the same number, to repeat the last call.
+        lane: the name of a sequence of calls. A client makes the calls of a lane one after another. Redis stores only
+            the number and the reply of the last call of a lane.
+        number: higher than the number of the lane's last call; or the same number, to repeat that call.
     """
 
     lane: str
     number: int
 
     def next(self) -> "CallNumber":
-        """Return the number of the lane's next call."""
+        """Return the call number for the next script call of the same lane."""
         return CallNumber(self.lane, self.number + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishAnswer:
     """
-    The answer of a publish.
+    The result of the script call `publish` or `replace`.
 
     Attributes:
         due_ms: the due time of the messages, in unix ms.
-        refused: the index of each message that was not published as a new message, and its status.
-        is_stale: whether the shard published nothing, because its map is newer than the caller's, or it accepts no messages.
-        dues_ms: each accepted message's own due time, by the message's index. Only `replace` returns these.
+        refused: the statuses of the messages that were not published as new messages, by their index in the call. For
+            example, `{2: "duplicate"}`.
+        is_stale: whether the shard refused all messages, because the publisher has an old shard map, or because the
+            shard is closed during a resize.
+        dues_ms: the due times of the accepted messages in unix ms, by their index in the call. Only `replace` sets
+            this, because its messages can have different due times.
     """
 
     due_ms: int
@@ -222,18 +245,20 @@ def publish(
     clock: int | None = None,
 ) -> Call[PublishAnswer]:
     """
-    Add messages to `ready`, or to `pending` if they are due later.
+    Publish messages: add their ids to `ready`, or to `pending` if they are due later.
 
     Args:
-        items: the id and value of each message. The value is the envelope without its start, followed by the body: the
-            script adds the start, with the due time. In a queue with bare bodies, the value is the body.
-        call_number: a second call with this number changes nothing and gets the answer of the first call.
-        window_ms: for how long chosen ids are blocked after their end; None for generated ids.
-        replace: whether to publish an id that is still blocked after its end.
-        fence: the version of the shard map by which the publisher selected the shard.
-        message_keys: the message key of each message, an empty text for a message without a key; None if no message has
-            a key. In a queue with several shards, messages with keys are not published; the answer has `is_stale`.
-        remember_ms: for how long Redis stores number and answer of the call.
+        items: the id and the value of each message. The value is the message as Redis stores it, but without the
+            first characters of its header: the script adds these, because they contain the due time. In a queue with
+            bare bodies, the value is the body.
+        call_number: if Redis already has the reply of a call with this number, the script publishes nothing and
+            returns that reply.
+        window_ms: for how many ms after the end of its message a chosen id is blocked; None for generated ids.
+        replace: whether to publish a message even if its chosen id is blocked after the end of an earlier message.
+        fence: the version of the shard map with which the publisher selected the shard.
+        message_keys: the message key of each message, or an empty text for a message without a key; None if no message
+            has a key. A queue with several shards refuses messages with keys: `PublishAnswer.is_stale` is then True.
+        remember_ms: for how many ms Redis stores the number and the reply of the call.
     """
     if len(items) > BATCH_LIMIT:
         bounded("items", items)
@@ -273,17 +298,17 @@ def replace(
     clock: int | None = None,
 ) -> Call[PublishAnswer]:
     """
-    Publish messages with chosen ids, even if waiting or running messages have these ids.
+    Publish messages with chosen ids, even if waiting or running messages already have these ids.
 
-    A waiting message gets the body, retries and due time of the new message. If a message with this id runs, the new
-    message takes over the id when the running message ends.
+    If a message with the same id waits, it gets the body, retries and due time of the new message. If a message with
+    the same id runs, the new message becomes its successor: it is published when the running message ends.
 
     Args:
-        mode: `replace` applies to waiting and running messages, `follow` only to running messages; `debounce` and
-            `throttle` also compute the due time.
-        span_ms: how long a debounced message waits after its last publish; or the time between the starts of throttled
-            messages.
-        most_ms: the longest wait of a debounced message after its first publish.
+        mode: with `replace`, new messages replace waiting messages and follow running messages. With `follow`, they
+            only follow running messages. `debounce` and `throttle` also compute the due time of the new messages.
+        span_ms: with `debounce`, how long a message waits after it was last published. With `throttle`, the time
+            between the starts of two messages with the same id.
+        most_ms: with `debounce`, the longest time that a message waits after it was first published.
         items, call_number, ttl_ms, retries, delay_ms, at_ms, fence, message_keys, remember_ms: see `publish`.
     """
     ids = [id for id, _ in bounded("items", items)]
@@ -325,11 +350,12 @@ def cancel(
     clock: int | None = None,
 ) -> Call[list[CancelStatus]]:
     """
-    Cancel messages. A worker that runs a cancelled message is notified when it next renews the lease.
+    Cancel messages. If a message runs, its worker detects the cancel when it next renews the lease.
 
     Args:
-        tombstone_ms: for how long a publish of a cancelled id is refused; None: the id can be published immediately.
-        kind: how the messages are counted; running messages always count as `cancelled`.
+        tombstone_ms: for how many ms a cancelled id cannot be published again; None to allow it immediately.
+        kind: whether the totals count the messages as `cancelled` or as `purged`. Running messages always count as
+            `cancelled`.
     """
     unique = once(bounded("ids", ids))
     tombstone: Arg = "" if tombstone_ms is None else span("tombstone_ms", tombstone_ms)
@@ -348,7 +374,7 @@ def cancel(
 def reschedule(
     keys: Keys, ids: Sequence[str], *, at_ms: int | None = None, delay_ms: int = 0, clock: int | None = None
 ) -> Call[list[RescheduleStatus]]:
-    """Change the due time of waiting messages: to `at_ms`, or to `delay_ms` from now."""
+    """Change the due time of waiting messages: to `at_ms` (unix ms), or to `delay_ms` from now if `at_ms` is None."""
     unique = once(bounded("ids", ids))
     args = (bare_arg(keys), "" if at_ms is None else at_ms, delay_ms, *unique)
 
@@ -362,14 +388,14 @@ def reschedule(
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """
-    The suspects of a queue in one process at the time of a claim.
+    The suspects of a queue in this process before a claim. The script leases only suspects that may run beside them.
 
-    A suspect is a message whose last lease expired, so it may have killed its process.
+    A suspect is a message whose last delivery ended with an expired lease, so it may have killed its worker process.
 
     Attributes:
-        slots: how many messages of the queue may run at the same time in the process.
-        held: how many suspects are prefetched or running.
-        narrowest: the lowest `room` of these suspects; at most this many suspects may run together in the process.
+        slots: how many messages of the queue may run at the same time in this process.
+        held: how many suspects are prefetched or run in this process.
+        narrowest: how many suspects may run at the same time in this process: the lowest `room` of its suspects.
     """
 
     slots: int
@@ -378,19 +404,22 @@ class Suspects:
 
     @staticmethod
     def room(one: Claimed, slots: int) -> int:
-        """Return how many suspects, with this suspect, may run at the same time in a process with `slots` slots."""
+        """Return how many suspects may run at the same time in a process with `slots` slots if `one` is among them."""
         return 1 if one.deaths > 2 or one.left <= 0 else max(1, slots >> one.deaths)  # noqa: PLR2004  see LEASE_DEATHS
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimAnswer:
     """
-    The answer of a claim.
+    The result of the script call `claim`.
 
     Attributes:
-        promote_in_ms, reclaim_in_ms: ms until the next promote or reclaim; or NOTHING_DUE or NOT_WATCHING.
-        behind: the number of ids in `ready` and `retry`, plus the number of keys, that are left to claim.
-        keyed: whether the queue has keys or limits. The claimed messages then count as started.
+        promote_in_ms: after how many ms this process must call `promote`; or NOTHING_DUE or NOT_WATCHING.
+        reclaim_in_ms: after how many ms this process must call `reclaim`; or NOTHING_DUE or NOT_WATCHING.
+        behind: how much is left to claim: the number of ids in `ready` and `retry`, plus the number of keys with
+            messages that may start.
+        claimed: the leased messages.
+        keyed: whether the queue has keys or limits. The queue's limits then count the leased messages as started.
     """
 
     promote_in_ms: int
@@ -401,20 +430,31 @@ class ClaimAnswer:
 
 
 class Oversized(NamedTuple):
-    """The size of a value that is too large to read, and its first bytes, which contain the header."""
+    """A stored message that is too large to read: its size, and its first bytes, which contain the header."""
 
     size: int
     start: bytes
 
 
-#: The answer of `bodies` for a message: its value, or None if Redis has no value. An int is the size of a value that
-#: `commands.bodies` must read in another call. `Oversized` stands for a value that is too large to be read.
+#: The result of the script call `bodies` for a message. Bytes are the stored message (header and body). None means that
+#: Redis does not have it. An int is its size: `commands.bodies` then reads it with another command. `Oversized` means
+#: that it is too large to read.
 FoundBody = bytes | int | Oversized | None
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimAnswer:
-    """The ids that a reclaim moved, by reason, and the ms until the next deadline, or NOTHING_DUE."""
+    """
+    The result of the script call `reclaim`.
+
+    Attributes:
+        next_in_ms: the ms until the deadline of the next message in `unack`, or NOTHING_DUE.
+        overdue: the ids of messages to redeliver because their leases expired.
+        again: the ids of messages to redeliver because their backoff ended.
+        buried: the ids of messages that moved to `garbage`.
+        cancelled: the ids of messages that ended as cancelled.
+        inconsistent: the ids of messages whose stored number of retries was missing or invalid.
+    """
 
     next_in_ms: int
     overdue: tuple[str, ...]
@@ -425,19 +465,19 @@ class ReclaimAnswer:
 
     @property
     def count(self) -> int:
-        """How many messages the reclaim moved."""
+        """The number of messages that `reclaim` redelivered, moved to `garbage`, or ended as cancelled."""
         return len(self.overdue) + len(self.again) + len(self.buried) + len(self.cancelled)
 
 
 def promote(keys: Keys, *, limit: int = 500, clock: int | None = None) -> Call[tuple[int, int]]:
     """
-    Move due messages from `pending` to `ready`.
+    Move due messages from `pending` to `ready`. In a queue with keys, messages with a key move to their key queues.
 
-    Return how many moved, and the ms until the next message is due.
+    In a queue with keys, this also allows claims from keys whose throttling has ended.
 
-    In a queue with keys, messages with a key move to their key queues, and keys whose throttling is over are served
-    again. The returned time is then the earliest of three: the next due message, the next end of a throttling, and the
-    next start that the queue's rate allows.
+    Returns:
+        The number of moved messages, and the ms until the next `promote`: until the next message is due or, in a queue
+        with keys, until a throttling ends or the queue's rate allows a start, if this is earlier.
     """
 
     def happened(answer: tuple[int, int]) -> Iterable[Event]:
@@ -463,22 +503,27 @@ def claim(
     clock: int | None = None,
 ) -> Call[ClaimAnswer]:
     """
-    Lease up to `limit` messages of the lists `ready` and `retry`, beginning with the list `first`.
+    Lease up to `limit` messages from the lists `ready` and `retry`, first from the list `first`.
 
-    In a queue with keys, key queues take turns with these lists, within the queue's limits. If a throttling ends or a
-    rate allows the next start before a message is due, `promote_in_ms` of the answer is the time until then.
+    In a queue with keys, the script leases messages from these lists and from key queues in turns, within the queue's
+    limits.
 
     Args:
-        call_number: a second call with this number gets the messages of the first call that are still leased.
-        limit: at most 500.
-        keyed_limit: the limit in a queue with keys, where claimed messages count as started; None: `limit`.
-        direct: how many of the messages may be suspects or have no retries left. Such messages must start immediately
-            and not be prefetched. None: any number.
-        suspects: the suspects of this process; None: no suspects, and `limit` slots.
-        watcher: the name of this process, if it offers to wait for the next due time; otherwise empty. The process
-            waits if no other process does.
+        call_number: if Redis already has the reply of a call with this number, the script claims nothing new and
+            returns the messages of that call that are still leased.
+        lease_ms: how long the leases last, in ms.
+        limit: the largest number of messages, at most 500.
+        keyed_limit: the largest number of messages in a queue with keys or limits, where each claimed message counts
+            as started. None to use `limit`.
+        first: the list to claim from first.
+        direct: the largest number of messages that must start immediately and must not be prefetched: suspects and
+            messages without retries left. None for no limit.
+        suspects: the suspects that this process already has. None for a process without suspects and with `limit`
+            slots.
+        watcher: the name of this process if it can call `promote` and `reclaim` when they are due; otherwise empty.
+            Only one process at a time does this: the watcher.
         spread: in a queue with keys, the largest number of keys to claim from. All messages without a key count as one
-            key. None: any number.
+            key. None for no limit.
 
     Raises:
         ConfigurationError: `limit` or `lease_ms` is out of range.
@@ -504,10 +549,15 @@ def reclaim(
     keys: Keys, *, limit: int = 500, spare_leases: bool = False, clock: int | None = None
 ) -> Call[ReclaimAnswer]:
     """
-    Move up to `limit` messages with an expired deadline to `retry`, or to `garbage` if no retries are left.
+    Redeliver messages whose lease has expired or whose backoff has ended.
 
-    Messages with a key return to the heads of their key queues. With `spare_leases`, expired leases are skipped, except
-    leases of dead processes: after an outage, workers may be about to renew them.
+    Messages without a key move to `retry`, and messages with a key to the heads of their key queues. Messages without
+    retries left, or after LEASE_DEATHS expired leases in a row, move to `garbage`.
+
+    Args:
+        limit: the largest number of messages.
+        spare_leases: whether to leave messages with expired leases in `unack`, because their workers may renew the
+            leases after an outage. Messages of dead processes are redelivered in any case.
     """
     args = (limit_arg(limit, least=1), "1" if spare_leases else "", LEASE_DEATHS)
 
@@ -527,9 +577,10 @@ def reclaim(
 
 def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None = None) -> Call[list[FoundBody]]:
     """
-    Read the values of messages; if they are large in total, read only their sizes.
+    Read stored messages (header and body) by their ids.
 
-    If a body is larger than `max_body`, read its size and its header.
+    If the messages are large together, the script returns only their sizes. For a message with a body above `max_body`
+    bytes, it then returns the size and the header.
     """
     return Call(
         script("bodies"),
@@ -541,12 +592,14 @@ def bodies(keys: Keys, ids: Sequence[str], *, max_body: int, clock: int | None =
 
 def delivery(claimed: Claimed, found: bytes | Oversized, *, max_body: int, bare: bool) -> Delivery:
     """
-    Return the delivery of a message, read from its value in Redis.
+    Decode a claimed message into a `Delivery`.
 
-    A body above `max_body` bytes is left out; `refusal` of the delivery then gives the reason.
+    If the body is larger than `max_body` bytes, the `refusal` of the delivery is an error text, so that no handler
+    gets the message.
 
     Args:
-        bare: whether the value has no envelope, as in a queue of Go's layout.
+        found: the stored message, as the script call `bodies` returned it.
+        bare: whether the stored message is only a body without a header, as in queues that Go clients also use.
     """
     if isinstance(found, bytes):
         header, payload = open_envelope(found, bare=bare)
