@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         isolated as isolated,
     )
 
-if not TYPE_CHECKING:  # type checkers use the imports above, and report unknown names
+if not TYPE_CHECKING:  # type checkers read the imports above, to report unknown names
     __getattr__, __dir__, __all__ = lazy_names(
         __name__,
         {

@@ -1,8 +1,8 @@
 """
 Deliver due messages in the caller's thread or on its event loop, until no message is due.
 
-`Drain` claims and settles messages like a worker, and yields the handler calls. `Calls` and `AsyncCalls` run these
-calls.
+`Drain` claims messages, yields a handler call for them, and then sends the outcome to Redis. `Calls` runs these handler
+calls in sync tests, and `AsyncCalls` in async tests.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.redis.client import Client
 
-#: The lease in ms of the messages that a drain claims: long, because a developer may stop a handler in a debugger.
+#: The lease in ms of the messages that a drain claims. It is long, so that it does not expire while a developer stops
+#: the handler in a debugger.
 LONG_LEASE_MS = 3_600_000
-#: For each kind of `HandlerOutcome`, the attribute of `DrainResult` that lists the message id.
+#: For each kind of `HandlerOutcome`, the attribute of `DrainResult` that lists the ids of messages with this outcome.
 _LISTED = {
     "ack": "acked",
     "nack": "nacked",
@@ -59,7 +60,7 @@ class DrainResult:
     The ids of the messages that a drain delivered, by outcome, in the order of delivery.
 
     Attributes:
-        acked: ids of messages that a handler finished.
+        acked: ids of messages that a handler processed successfully.
         nacked: ids of failed deliveries; the messages are redelivered after their backoff.
         snoozed: ids of messages whose handler raised `Snooze` or `RateLimited`.
         dead: ids of messages that became dead letters: rejected, or failed without a retry left.
@@ -74,7 +75,7 @@ class DrainResult:
 
 
 class Calls:
-    """Calls handlers in this thread; coroutine handlers run on a private event loop."""
+    """Runs handlers in the thread of the test. Async handlers run on an event loop of this object."""
 
     def __init__(self) -> None:
         self._loop = asyncio.Runner()
@@ -96,7 +97,7 @@ class Calls:
         """
         Enter the consumer's lifespan and yield its state; if `state` is not None, only yield `state`.
 
-        The start and the end of an async lifespan run in the same task.
+        The same asyncio task runs the start and the end of an async lifespan.
         """
         manager = consumer.lifespan() if state is None and consumer.lifespan is not None else nullcontext(state)
         if not hasattr(manager, "__aenter__") or isinstance(manager, nullcontext):
@@ -126,7 +127,7 @@ class Calls:
 
 
 class AsyncCalls:
-    """Calls handlers on the running event loop; a sync handler blocks the loop."""
+    """Runs handlers on the event loop of an async test. A sync handler blocks the event loop."""
 
     async def run(self, runner: Runner, call: HandlerCall) -> Returned:
         """Run one handler call until it has an outcome; return the handler's result and exception."""
@@ -135,7 +136,7 @@ class AsyncCalls:
         if not call.handler.is_async:
             return runner.run(call)
         answer, error = await runner.arun(call)
-        if isinstance(error, asyncio.CancelledError):  # the test was cancelled, not the handler
+        if isinstance(error, asyncio.CancelledError):  # the asyncio task of the test was cancelled
             raise error
         return answer, error
 
@@ -153,12 +154,12 @@ class AsyncCalls:
 
 class HandlerCalls:
     """
-    Makes the calls of a consumer's handlers like a worker, and stores the first failure.
+    Builds handler calls for a consumer, checks their results, and stores the first failure.
 
     Attributes:
-        runner: runs the calls; its `state` is the state of the consumer's lifespan.
-        failed: the first exception of a handler except outcomes such as `Nack`, or the error for a body that cannot
-            be decoded; None without a failure.
+        runner: runs the handlers, with middleware, observers and error hooks. Its `state` is the value of `job.state`.
+        failed: the first exception of a handler, or the first error for a body that cannot be decoded. Exceptions that
+            choose an outcome, such as `Nack`, do not count. None without a failure.
     """
 
     def __init__(self, consumer: Consumer) -> None:
@@ -173,7 +174,7 @@ class HandlerCalls:
 
     @staticmethod
     def of(handler: Handler, deliveries: list[HeldDelivery]) -> HandlerCall:
-        """Build the call of `handler` for these deliveries; the timeout of the call starts now."""
+        """Return a call of `handler` with these deliveries. The timeout of the handler starts now."""
         for held in deliveries:
             held.started = True
         now = time.monotonic()
@@ -181,7 +182,7 @@ class HandlerCalls:
         return HandlerCall(deliveries, handler, now, None if timeout is None else now + timeout)
 
     def answer(self, returned: Returned) -> Any:
-        """Return the result of a handler; raise its exception, or the error for a body that cannot be decoded."""
+        """Return the result of a handler. If it raised, or its body cannot be decoded, raise the error."""
         __tracebackhide__ = True
         answer, error = returned
         if error := error or self.failed:
@@ -194,7 +195,11 @@ class HandlerCalls:
 
 
 class Ticks(Ticker):
-    """Publishes the ticks of periodic jobs. If the function that makes a body raises, the test fails."""
+    """
+    Publishes the due messages of periodic jobs.
+
+    If the function that makes the body of a message raises, the exception fails the test.
+    """
 
     def _handle_body_failure(self, _entry: Periodic, _failures: int, error: BaseException) -> None:
         raise own_traceback(error)
@@ -205,10 +210,12 @@ class Drain:
     Delivers the messages in the queues of a consumer until no message is due.
 
     Args:
-        client: sends the requests to Redis.
-        began: a client whose clock shows the start of the test; ticks of periodic jobs since then are published.
-        travel: called with seconds, to move the clock to the next due time; None to end when no message is due.
-        fail_fast: raise the first failure of a handler.
+        client: the client that sends commands to the test's Redis.
+        began: a client for the same Redis whose clock shows the start of the test. It registers the periodic jobs, so
+            that the drain publishes all ticks since the start of the test.
+        travel: a function that moves the clock forward by some seconds. If no message is due, the drain calls it to
+            reach the next due time. With None, the drain ends instead.
+        fail_fast: whether to raise the first failure of a handler.
         most: maximum number of deliveries; the drain fails after more.
     """
 
@@ -244,9 +251,9 @@ class Drain:
 
     def steps(self) -> Iterator[HandlerCall | None]:
         """
-        Yield each handler call; yield None before each pass over the queues.
+        Yield the handler calls one after another; before each pass over all queues, yield None.
 
-        The caller must run a call before it continues the iteration.
+        The caller must run each handler call before it continues the iteration.
 
         Raises:
             AssertionError: the drain made more deliveries than `most`.
@@ -270,7 +277,8 @@ class Drain:
         Claim messages of one shard for one handler, and yield the handler calls.
 
         Args:
-            waits: a list to which the method appends the ms until the next message of the shard is due.
+            waits: a list. The method appends in how many ms the next pending message of the shard is due, and in how
+                many ms the next lease or backoff in the shard ends.
         """
         __tracebackhide__ = True
         settings = handler.queue.settings
@@ -330,18 +338,22 @@ class Drain:
             )
 
     def _run_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        """Send requests in one round trip; raise the first error that Redis returns."""
+        """Send requests in one round trip and return the replies. If a reply is an error, raise the first error."""
         return raise_first(self._client.run_all(requests))
 
 
 def own_traceback(error: BaseException) -> BaseException:
-    """Remove the frames of reliq from the start of a traceback, so that it begins in the user's code."""
+    """Return the exception with a traceback that begins in the user's code, not in reliq's code."""
     trace = from_handler(error.__traceback__)
     return error if trace is None or isinstance(error, UndecodableError) else error.with_traceback(trace)
 
 
 def _settle(deliveries: Sequence[HeldDelivery], outcome: HandlerOutcome | None = None) -> None:
-    """Set the outcome of deliveries; `Drain` then sends the outcome to Redis."""
+    """
+    Store the outcome in each delivery, so that `Drain` can send it to Redis.
+
+    None keeps the outcome that a delivery already has.
+    """
     for held in deliveries:
         held.settling = True
         held.outcome = held.outcome if outcome is None else outcome

@@ -1,4 +1,4 @@
-"""`isolated` gives a test its own Redis and clock; the fixture `reliq` (`Reliq`) reads messages and runs handlers."""
+"""The class `Reliq` of the fixture `reliq`, and the context manager `isolated`, which does the same without pytest."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from reliq.queue import Queue
 
 
-#: If the difference of Python's clock and the monotonic clock changes by this many µs, the test has moved the clock.
+#: A test has moved Python's clock if its distance to the monotonic clock has changed by at least this many µs.
 MOVED_US = 5000
-#: When the test clock moves, Redis keys that would expire within this many ms are deleted. Scripts let a key expire
-#: slightly later than necessary, but a test expects the key to be gone.
+#: When a test moves the clock, delete each Redis key that would expire within this many ms afterwards. Scripts let
+#: Redis keys live slightly longer than necessary, but a test expects that such a key no longer exists.
 SOONER_MS = 50
-#: How many Redis keys each SCAN call reads.
+#: The argument COUNT of each SCAN command: about how many Redis keys it examines.
 SCANNED_KEYS = 1000
 
 B = TypeVar("B")
@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 class TestClock:
     """
-    The clock of a test: Redis scripts get the time from Python's clock, and Redis keys expire by Python's clock.
+    The clock of a test: Redis scripts use the time of Python's clock, and Redis keys expire by Python's clock too.
 
     Args:
         session: sends commands to the test's Redis.
@@ -81,13 +81,17 @@ class TestClock:
         self._is_held = False
 
     def __call__(self) -> int:
-        """Return the time in unix microseconds."""
+        """
+        Return the time of Python's clock in unix microseconds.
+
+        If the test has moved Python's clock, first shift the expiry of the Redis keys.
+        """
         if abs(_ahead_us() - self._ahead) >= MOVED_US:
             self.follow()
         return _now_us()
 
     def follow(self) -> None:
-        """Shift the expiry of all Redis keys by the time that Python's clock was moved since the last call."""
+        """Shift the expiry of all Redis keys by the time by which the test moved Python's clock since the last call."""
         with self._lock:
             by_ms = (_ahead_us() - self._ahead) // 1000
             self._ahead += by_ms * 1000
@@ -107,13 +111,14 @@ class TestClock:
             ConfigurationError: `by` is negative, time-machine is not installed, or another library controls the clock.
         """
         by_us = round(seconds("travel", by, most=LONGEST_SECONDS) * 1_000_000)
-        # Due times are rounded up to whole ms. Round the new time up too, so that a message is due at its due time.
+        # Due times are rounded up to whole ms. Round the new time up too: otherwise, a message that should become due
+        # now would become due up to 1 ms later.
         self._move_to(-(-(_now_us() + by_us) // 1000) * 1000, ticks=not self._is_held and _ticks())
 
     def hold(self) -> None:
         """Stop the clock, so that only `travel` moves it; raises the same errors as `travel`."""
         self._is_held = True
-        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # use whole ms, like due times and timeouts
+        self._move_to(_now_us() // 1000 * 1000, ticks=False)  # due times and timeouts are whole ms too
 
     def end(self) -> None:
         """Set Python's clock back to the real time."""
@@ -121,7 +126,7 @@ class TestClock:
 
     def _move_to(self, to_us: int, *, ticks: bool) -> None:
         to = to_us / 1_000_000
-        if int(to * 1e9) < to_us * 1000:  # round `to` up, because a float is exact only to 0.25 µs
+        if int(to * 1e9) < to_us * 1000:  # `to` is below `to_us`, because a float is exact only to 0.25 µs
             to = math.nextafter(to, math.inf)
         traveller = _time_machine().travel(to, tick=ticks)
         try:
@@ -147,7 +152,7 @@ def _ahead_us() -> int:
 
 
 def _ticks() -> bool:
-    """Return whether Python's clock runs; a test can stop the clock with time-machine."""
+    """Return whether Python's clock runs. A test can stop the clock with the library time-machine."""
     if not _time_machine().escape_hatch.is_travelling():
         return True
     began = time.time_ns()
@@ -166,7 +171,7 @@ def _time_machine() -> Any:
 
 class TransactionDatabase(Database):
     """
-    A database for a relay: it runs all statements in an open transaction of the test, and never commits.
+    A database that runs all SQL statements in an open transaction of the test, and never commits.
 
     Args:
         tx: a transaction of any type that `Queue.publish_in` takes in sync code.
@@ -190,7 +195,7 @@ class TransactionDatabase(Database):
         self.dialect = check_dialect(dialect)
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement; return its rows."""
+        """Run an SQL statement and return its rows; return an empty list if it has no rows."""
         tx = self._tx
         if isinstance(tx, sqlite3.Connection):
             cursor: Any = tx.cursor()
@@ -211,7 +216,7 @@ class TransactionDatabase(Database):
 
 State = Literal["ready", "waiting", "retry", "pending", "unack"]
 ALIVE_STATES: tuple[State, ...] = get_args(State)
-#: The argument `due` may differ from the due time of a message by this many seconds.
+#: `Reliq.published` finds a message if its due time differs by at most this many seconds from the argument `due`.
 DUE_SECONDS = 1.0
 #: The text of a failed assertion shows at most this many messages.
 SHOWN = 20
@@ -254,7 +259,7 @@ class Match(TypedDict, total=False):
 
 
 def meets(message: Published[Any], body: Any, match: Match) -> bool:
-    """Return whether a message has this body and all attributes in `match`; None matches any value."""
+    """Return whether a message has this body, and the attributes in `match`. None matches any value."""
     due = match.get("due")
     if isinstance(due, datetime):
         due = due.timestamp()
@@ -280,7 +285,7 @@ def messages(connection: Connection, queue: Queue[B]) -> Iterator[Published[B]]:
                     ids = [id for _, id in step.rows]
                     values = shard.run(commands.bodies(keys, ids)) if ids else []
                     for id, value in zip(ids, values, strict=True):
-                        if value is None:  # the body has expired
+                        if value is None:  # the body of the message has expired
                             continue
                         header, payload = open_envelope(value, bare=keys.bare)
                         due = None if header.due is None else header.due / 1000
@@ -299,7 +304,7 @@ def format_messages(published: list[Published[Any]]) -> str:
     return "\n  ".join([f"there are {len(published)}:", *map(str, published[:SHOWN]), *more])
 
 
-#: The default of `drain(most=)`.
+#: The default of the argument `most` of `Reliq.drain`: the maximum number of deliveries.
 MOST_DELIVERIES = 1000
 _MATCH_KEYWORDS = ("body", *Match.__annotations__)
 _open: list[Reliq] = []
@@ -323,9 +328,10 @@ _JOB_KEYWORDS = frozenset({"body", "state", *JobOptions.__annotations__})
 @contextmanager
 def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
     """
-    Give a test an empty Redis, which all queues and consumers of this process and its forks use within the block.
+    Give a test an empty Redis, which all queues and consumers use within the `with` block.
 
-    All Redis URLs, redis-py clients and RELIQ_URL lead to this Redis.
+    This holds in this process and its forks. Queues and consumers use this Redis instead of their own URL or redis-py
+    client, and instead of RELIQ_URL.
 
     Args:
         server: `embedded` for a redis-server that this process starts once and stops at its end, or the URL of an empty
@@ -369,13 +375,13 @@ def isolated(server: str = EMBEDDED) -> Iterator[Reliq]:
 
 
 def _workers() -> set[threading.Thread]:
-    """Return the threads that claim messages; each worker in this process has one such thread."""
+    """Return the threads of this process that claim messages. Each running worker has one such thread."""
     return {thread for thread in threading.enumerate() if thread.name == "reliq-fetcher"}
 
 
 class Reliq:
     """
-    The Redis and the clock of one test.
+    The test kit of one test: it finds published messages, runs handlers, and moves the clock.
 
     Attributes:
         url: URL of the test's Redis. Pass it to other processes; only this process and its forks are redirected.
@@ -410,7 +416,9 @@ class Reliq:
 
     def assert_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> Published[B]:
         """
-        Return the first message that `published` finds.
+        Check that a matching message is in the queue, and return the first of these messages.
+
+        The arguments are the same as those of `published`.
 
         Raises:
             AssertionError: `published` finds no message; the text lists the messages of the queue.
@@ -424,7 +432,14 @@ class Reliq:
         raise AssertionError(f"no message in {queue.name!r} with {wanted}: {format_messages(self.published(queue))}")
 
     def refute_published(self, queue: Queue[B], body: B | None = None, **match: Unpack[Match]) -> None:
-        """Raise AssertionError if `published` finds a message; the error text lists the messages."""
+        """
+        Check that no matching message is in the queue.
+
+        The arguments are the same as those of `published`.
+
+        Raises:
+            AssertionError: a message matches; the text lists the matching messages.
+        """
         __tracebackhide__ = True
         check_keywords("Reliq.refute_published", match, _MATCH_KEYWORDS)
         if matching := self.published(queue, body, **match):
@@ -450,8 +465,8 @@ class Reliq:
         The queue's codec encodes and decodes the body. The handler gets a real `Job`. Middleware, observers and error
         hooks run as in a worker. A handler with `batch` gets a batch of one message.
 
-        For a task, give its arguments: `reliq.perform(app, send, "a@example.org")`. Other options come from
-        `task.options(…)`.
+        For a task, give its arguments, for example `reliq.perform(app, send, "a@example.org")`. Set other options, such
+        as the message id, with `task.options(…)`.
 
         Args:
             consumer: the consumer with the handler.
@@ -492,7 +507,11 @@ class Reliq:
     async def aperform(  # type: ignore[misc]  # tasks have any parameters
         self, consumer: Consumer, queue: Any, *body: Any, **options: Any
     ) -> Any:
-        """Call the handler of a queue once in async code, as `perform` does; a sync handler blocks the event loop."""
+        """
+        Call the handler of a queue, or a task, once in async code, and return its result.
+
+        The arguments are the same as those of `perform`. A sync handler blocks the event loop.
+        """
         __tracebackhide__ = True
         handler_calls, call, state = _call("aperform", consumer, queue, body, options)
         async with AsyncCalls().lifespan(consumer, state) as handler_calls.runner.state:
@@ -511,13 +530,13 @@ class Reliq:
         """
         Deliver the due messages of a consumer's queues in this thread, until no message is due.
 
-        Messages that handlers publish meanwhile are delivered too. First, the periodic jobs of the consumer publish the
-        ticks since the test began, or since the last drain.
+        First, the consumer's periodic jobs publish the messages of all ticks since the test began, or since the last
+        drain. Messages that handlers publish during the drain are delivered too.
 
         Args:
             consumer: the consumer with the handlers.
-            scheduled: also deliver messages that are due later or wait for a backoff: move the clock to each due time
-                until no message is left.
+            scheduled: also deliver messages that are due later or wait for a backoff. The drain moves the clock to each
+                due time until no message is left.
             fail_fast: raise the first exception of a handler, or the error for a body that cannot be decoded. With
                 False, such messages are retried and become dead letters, as in a worker.
             most: maximum number of deliveries. After more, the drain fails, because it would probably never end.
@@ -551,7 +570,11 @@ class Reliq:
         state: Any = None,
         outbox: Any = None,
     ) -> DrainResult:
-        """Deliver due messages in async code, as `drain` does; sync handlers block the event loop."""
+        """
+        Deliver the due messages of a consumer's queues in async code.
+
+        The arguments are the same as those of `drain`. Sync handlers block the event loop.
+        """
         __tracebackhide__ = True
         drain = self._drain(consumer, scheduled=scheduled, fail_fast=fail_fast, most=most)
         runner = drain.calls.runner
@@ -565,7 +588,7 @@ class Reliq:
 
     def relay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
         """
-        Move the messages of `publish_in` from the outbox to the test's Redis; return how many.
+        Move messages that `publish_in` stored in an outbox to the test's Redis; return their number.
 
         Args:
             outbox: an open transaction of the test, of any type that `publish_in` accepts, to move messages without a
@@ -581,7 +604,11 @@ class Reliq:
             return mover.move_all()
 
     async def arelay(self, outbox: Any, *, prefix: str = OUTBOX_PREFIX) -> int:
-        """Move messages as `relay` does, in async code; accepts an AsyncSession or AsyncConnection too."""
+        """
+        Move messages from an outbox to the test's Redis in async code; return their number.
+
+        The arguments are the same as those of `relay`; `outbox` may also be an AsyncSession or AsyncConnection.
+        """
         if not hasattr(outbox, "run_sync"):
             return self.relay(outbox, prefix=prefix)
         moved: int = await outbox.run_sync(partial(self.relay, prefix=prefix))
@@ -618,7 +645,8 @@ class Reliq:
     def _drain(self, consumer: Consumer, *, scheduled: bool, fail_fast: bool, most: int) -> Drain:
         client = Client.to(self.connection, REPLY_SECONDS, consumer.observers)
         travel = self.travel if scheduled else None
-        self._began_us = min(self._began_us, time.time_ns() // 1000)  # the test may have moved the clock back
+        # the test may have moved the clock back to before its start
+        self._began_us = min(self._began_us, time.time_ns() // 1000)
         began = Client(self.connection.wire(REPLY_SECONDS), clock=lambda: self._began_us)
         return Drain(consumer, client, began, travel=travel, fail_fast=fail_fast, most=most)
 
@@ -626,7 +654,7 @@ class Reliq:
 def _call(
     method: str, consumer: Consumer, queue: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[HandlerCalls, HandlerCall, Any]:
-    """Build the call of the queue's handler with one encoded message; return the call and the argument `state`."""
+    """Build a handler call with one encoded message; return its `HandlerCalls`, the call, and the argument `state`."""
     attempt, state = 1, None
     if isinstance(queue, Task):
         outgoing, queue = queue.outgoing(*arguments, **options), queue.queue

@@ -1,4 +1,8 @@
-"""The pytest plugin with the fixture `reliq`. Only fixtures import the test kit, so other test suites start quickly."""
+"""
+The pytest plugin with the fixture `reliq`.
+
+The test kit is imported only when a test uses the fixture, so that other test suites start quickly.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def reliq_server(pytestconfig: pytest.Config) -> str:
-    """Return the argument of `isolated` for this process, from the ini option `reliq_server`."""
+    """Return the argument of `isolated` for this process: the ini option `reliq_server`, adapted to pytest-xdist."""
     worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "")
     return server_of(str(pytestconfig.getini("reliq_server")), worker)
 
 
 def server_of(server: str, worker: str) -> str:
     """
-    Return the argument of `isolated` for a pytest process.
+    Return which Redis server or database a pytest process uses, as the argument of `isolated`.
 
     With pytest-xdist, each process gets its own server or database.
 

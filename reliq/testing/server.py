@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 SERVER_NAMES = ("redis-server", "valkey-server")
 START_SECONDS = 10.0
 STOP_SECONDS = 10.0
-#: Maximum length of the path above a server's folder: the path of a Unix socket has at most 103 bytes on macOS.
+#: The folder of a server is created only in a folder whose path has at most this many bytes, because the path of the
+#: server's Unix socket may have at most 103 bytes on macOS.
 LONGEST_PARENT_BYTES = 103 - len("/reliq-12345678/redis.sock")
-#: The argument of `isolated` for a server that the test kit starts.
+#: With this argument of `isolated`, the test kit starts its own redis-server.
 EMBEDDED = "embedded"
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def find_server() -> Path:
     """
-    Return the path of a redis-server or valkey-server on PATH, else of the server in the extra `embedded`.
+    Return the path of a redis-server or valkey-server on PATH, or else in reliq's extra `embedded`.
 
     Raises:
-        ConfigurationError: neither is installed.
+        ConfigurationError: no server is installed.
     """
     for name in SERVER_NAMES:
         if path := shutil.which(name):
@@ -50,7 +51,7 @@ def find_server() -> Path:
 
 def bundled_server() -> Path:
     """
-    Return the path of the redis-server in the extra `embedded`.
+    Return the path of the redis-server that reliq's extra `embedded` installs.
 
     Raise ConfigurationError if the extra is not installed.
     """
@@ -88,7 +89,8 @@ class EmbeddedRedis:
         port: int | None = 0,
     ) -> None:
         self._server = server or find_server()
-        # In a folder for temporary files with a long path, the path of the socket would be too long: use /tmp.
+        # If the path of the folder for temporary files is long, use /tmp, because the path of the socket would be too
+        # long.
         parent = None if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_PARENT_BYTES else "/tmp"  # noqa: S108
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="reliq-", dir=parent)
         self.folder = folder or Path(self._temporary.name if self._temporary else "")
@@ -99,7 +101,7 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
-        """The URL of the server, with its TCP port; without a TCP port, the URL of its Unix socket."""
+        """The URL of the server: of its TCP port, or of its Unix socket if it has no TCP port."""
         return f"redis://127.0.0.1:{self.port}/0" if self.port else f"unix://{self.socket}"
 
     @property
@@ -115,7 +117,7 @@ class EmbeddedRedis:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Start the server, and wait up to 10 seconds for its answer; a restart uses the same folder."""
+        """Start the server, and wait up to 10 seconds until it replies to PING. A restart uses the same folder."""
         log = self.folder / "redis.log"
         options = {
             "port": str(self.port),
@@ -147,7 +149,7 @@ class EmbeddedRedis:
                     return self
 
     def stop(self) -> None:
-        """Stop the server with SIGTERM and remove a temporary folder; a second call does nothing."""
+        """Stop the server with SIGTERM, and remove its folder if it is temporary. A second call does nothing."""
         self._end(signal.SIGTERM)
         if self._temporary:
             self._temporary.cleanup()
@@ -170,7 +172,7 @@ class EmbeddedRedis:
     def __enter__(self) -> Self:
         try:
             return self.start()
-        except BaseException:  # if Ctrl-C interrupts the start, stop the server
+        except BaseException:  # also if Ctrl-C interrupts the start
             self.stop()
             raise
 
@@ -186,16 +188,16 @@ def free_port() -> int:
         return port
 
 
-#: For the URL of each database, the id of the process that has found the database empty before its first test.
+#: For the URL of each database, the id of the process that has checked that the database is empty.
 _used: dict[str, int] = {}
 _embedded: list[EmbeddedRedis] = []
 
 
 def url_of(server: str) -> str:
     """
-    Return the URL of a server for tests.
+    Return the URL of the Redis for tests, from the argument `server` of `isolated`.
 
-    The first call for `embedded` starts a server, which stops with this process.
+    For `embedded`, the first call starts a redis-server, which stops when this process exits.
 
     Raises:
         ConfigurationError: no redis-server is installed, or the URL does not name a single server.
@@ -208,7 +210,7 @@ def url_of(server: str) -> str:
                 raise ConfigurationError(distribution.missing("reliq.testing", "a redis-server", "testing")) from None
             _embedded.append(embedded.start())
             _used[embedded.url] = pid = os.getpid()
-            # A forked process uses the same server, and must not stop it.
+            # A forked process uses the same server, so it must not stop the server at its exit.
             atexit.register(lambda: embedded.stop() if os.getpid() == pid else None)
         return _embedded[0].url
     if not server.startswith(_SCHEMES):
@@ -222,7 +224,7 @@ def clear(session: Session, url: str) -> None:
     """
     Delete all keys of the test database.
 
-    Raise ConfigurationError if the database has keys before the first test of the process.
+    Before the first test of the process, raise ConfigurationError if the database has keys.
     """
     if _used.get(url) != os.getpid():
         if count := session.run(Command(("DBSIZE",), int)):
