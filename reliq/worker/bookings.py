@@ -1,11 +1,12 @@
 """
-Booked starts: a worker starts messages of a queue with shared limits only at times that it has booked.
+Book the starts of messages in queues with shared limits.
 
-A limit has its own hash slot in Redis Cluster, so one script cannot claim messages and also count their start. The
-worker first books starts. At the booked time it claims messages, at most one for each booked start.
+In Redis Cluster, a shared limit and a queue are in different hash slots, so one script cannot claim messages and also
+count their starts. Therefore the worker first books starts at the limit. At the booked time it claims messages, at most
+one for each booked start.
 
-For a limit by cost, the worker must know the costs before it books. So it claims the messages of one handler call, then
-books a start with their costs. Until the booked time it keeps the messages without a slot.
+If a limit counts costs, the worker must know the costs before it books. So it first claims the messages of one handler
+call, then books a start with their costs. Until the booked time, these messages wait in the process without a slot.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 #: A worker may send a claim until this many seconds after the booked time. After that, it must book again.
 LATE_SECONDS = 0.1
-#: If the answer to a claim arrives more than this many seconds after the booked time, release the claimed messages,
-#: because Redis may have run the claim too late.
+#: If Redis' reply to a claim arrives more than this many seconds after the booked time, return the claimed messages to
+#: Redis, because Redis may have run the claim too late.
 VOID_SECONDS = 1.0
 
 
@@ -38,10 +39,11 @@ class _Booked(NamedTuple):
 
     Attributes:
         starts: the number of booked starts.
-        at_us: the booked time by the clock of the limit's Redis, in Unix microseconds.
-        at: the booked time as monotonic time, counted from Redis' answer; so it is exact or a little late.
-        since: the booked time as monotonic time, counted from the call; so it is exact or a little early.
-        slack: the extra seconds for which the booking is valid, because booking at the other limits takes round trips.
+        at_us: the booked time by the clock of the limit's Redis server, in Unix microseconds.
+        at: the booked time as monotonic time, counted from the arrival of Redis' reply. It is exact or a little late.
+        since: the booked time as monotonic time, counted from the sending of the script call. It is exact or a little
+            early.
+        slack: extra seconds for which the booking is valid, because booking at the other limits takes round trips.
     """
 
     starts: int
@@ -77,21 +79,22 @@ class Bookings:
         self._most_costs = min((limit.costs for limit in limits if limit.costs), default=0)
 
     def is_late(self, seconds: float) -> bool:
-        """Return whether a booked time is more than `seconds` ago, or longer ago if Redis answered slowly."""
+        """Return whether a booked time is more than `seconds` ago. After a slow reply of Redis, allow more time."""
         now = time.monotonic()
         return any(now > max(one.since + seconds, one.at + seconds / 4 + one.slack) for one in self._booked.values())
 
     def starts(self) -> int:
-        """Return how many messages may start now; 0 if a limit has no booking, or if a booking is late."""
+        """Return how many messages may start now; 0 if starts are not booked at all limits, or a booking is too old."""
         if self.is_late(LATE_SECONDS):
             self.end(0)
         return min(one.starts for one in self._booked.values()) if len(self._booked) == len(self._limits) else 0
 
     def book(self, most: int, backlog: int = 10**9) -> Call[Booking]:
         """
-        Return the call that books starts, up to the number `most`, at the next limit without a booking.
+        Return the script call that books up to `most` starts at the next limit without a booking.
 
-        These starts are not earlier than the starts that are booked at other limits.
+        It books no time that is earlier than the times booked at the other limits. `backlog` is the number of messages
+        that wait in the shard.
         """
         self._asked = next(limit for limit in self._limits if limit not in self._booked)
         most = min([most, *(one.starts for one in self._booked.values())])
@@ -105,9 +108,9 @@ class Bookings:
 
     def book_held(self) -> Call[Booking] | None:
         """
-        Return the call that books a start for messages of `held`; None if no booking is needed now.
+        Return the script call that books a start for messages of `held`; None if no booking is needed now.
 
-        The booking is for the first messages of `held`, as many as the limits permit to start together.
+        Book for the first messages of `held`, as many as the limits permit to start together.
         """
         self.held = [one for one in self.held if not one.settling]
         if self._booked and any(one.settling for one in self._group):
@@ -138,10 +141,13 @@ class Bookings:
 
     def answered(self, answer: Booking, sent_at: float) -> None:
         """
-        Store the answer to a call of `book`. If the limit permits no start, give back the bookings at other limits.
+        Store Redis' reply to the script call of `book`.
+
+        If the limit permits no start, give back the bookings at the other limits.
 
         Args:
-            sent_at: the monotonic time before the call was sent.
+            answer: the reply.
+            sent_at: the monotonic time just before the script call was sent.
         """
         wait_seconds = answer.wait_us / 1_000_000
         at = time.monotonic() + wait_seconds
@@ -153,7 +159,7 @@ class Bookings:
         slack = min(VOID_SECONDS, len(self._limits) * (time.monotonic() - sent_at))
         self._booked[self._asked] = _Booked(answer.starts, answer.at_us, at, sent_at + wait_seconds, slack)
         for limit, one in list(self._booked.items()):
-            # The new booking starts later than this booking: give this booking back, and book this limit again.
+            # The new booking is for a later time than this booking. Give this booking back, and book the limit again.
             if one.at < at - LATE_SECONDS / 2 - slack:
                 del self._booked[limit]
                 self._give_back(limit, one, one.starts)
@@ -170,7 +176,11 @@ class Bookings:
         self.rests_until = self._next_at
 
     def unused(self) -> list[Call[Booking]]:
-        """Return the calls that give back unused starts. Send each call only once: Redis counts each repetition."""
+        """
+        Return the script calls that give back unused starts to their limits.
+
+        Send each of them only once, because Redis would give back the starts again at each repetition.
+        """
         calls, self._unused = self._unused, []
         return calls
 

@@ -1,8 +1,8 @@
 """
-The engine of a worker process: create all parts, start them, and stop them in order.
+The engine creates, starts and stops the components of a worker process, such as the fetcher and the settler.
 
-The engine enters the application's lifespan before the first claim and leaves it after the last handler. `Drained`
-checks whether the queues are empty, for `--burst`.
+It enters the application's lifespan before it claims the first message, and leaves it after the last handler has ended.
+`Drained` checks whether the queues are empty, so that a worker with `--burst` can exit.
 """
 
 from __future__ import annotations
@@ -51,17 +51,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: How long to wait for an async lifespan to end. A handler that blocks the event loop could delay the end forever.
+#: How long a shutdown waits for an async lifespan to end. A handler that blocks the event loop could delay it forever.
 LEAVE_SECONDS = 10.0
-#: A drain (`--burst`) also waits for scheduled messages that are due within this time.
+#: A worker with `--burst` does not exit while a scheduled message is due within this time.
 SOON_SECONDS = 1.0
-#: The interval in which a drain logs the number of remaining messages.
+#: How often a worker with `--burst` logs the number of remaining messages.
 REPORT_SECONDS = 10.0
-#: How long the settler may still settle outcomes at shutdown, after the last handler has ended.
+#: How long a shutdown waits, after the grace period, until Redis has stored the outcomes of all handlers.
 LAST_SETTLE_SECONDS = 5.0
 #: How often a shutdown logs the number of running handlers.
 STOP_REPORT_SECONDS = 5.0
-#: The shortest time-out for a reply from Redis. It is longer than a blocking wait for messages, which takes up to 1 s.
+#: The shortest time-out for a reply from Redis. It must be longer than the blocking commands that wait up to 1 s for
+#: new messages.
 LEAST_REPLY_SECONDS = 2.0
 
 
@@ -98,9 +99,9 @@ def enter_lifespan(make: Callable[[], Any], tasks: AsyncExecutor) -> tuple[Any, 
 
 async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: asyncio.Event) -> None:
     """
-    Enter the context manager, and leave it when `over` is set.
+    Enter an async context manager, wait until the event `over` is set, and leave the context manager.
 
-    The future `entered` gets the value of the context manager, or its exception.
+    The future `entered` gets the value that the context manager yields, or the exception that it raises.
     """
     try:
         state = await manager.__aenter__()
@@ -113,7 +114,7 @@ async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: a
 
 
 class Drained:
-    """Check whether all queues are empty, and log the remaining messages from time to time."""
+    """Check whether all queues are empty, and log the number of remaining messages from time to time."""
 
     def __init__(self, client: Client, served: ServedQueues, inflight: Inflight) -> None:
         self._client = client
@@ -123,9 +124,9 @@ class Drained:
 
     def look(self, *, delayed: bool) -> bool:
         """
-        Return whether all queues are empty.
+        Return whether this process and all queues have no messages left. Paused queues count as empty.
 
-        With `delayed`, a queue with messages scheduled for later is not empty.
+        Messages that are due later count only with `delayed=True`.
         """
         try:
             left = self._left(delayed=delayed)
@@ -138,9 +139,9 @@ class Drained:
 
     def _left(self, *, delayed: bool) -> list[str]:
         """
-        Return descriptions of the remaining messages for the log; an empty list if no messages remain.
+        Return texts for the log with the numbers of remaining messages; an empty list if no messages remain.
 
-        If this process still has messages, only these messages are described, not the messages in Redis.
+        While this process has claimed messages that are not settled, count only these and not the messages in Redis.
         """
         if held := len(self._inflight.deliveries()):
             return [f"{pluralize(held, 'message')} in this process"]
@@ -154,13 +155,13 @@ class Drained:
         return left
 
     def _is_due(self, keys: Keys, counts: Counts) -> bool:
-        """Return whether a message of a queue can run now or soon, or is leased."""
-        # In a queue with message keys, due messages may be throttled: only a claim shows whether a message may start.
+        """Return whether a message of a shard can run now or within SOON_SECONDS, or is leased by a worker."""
+        # In a queue with message keys, due messages may be throttled. Only a claim shows whether a message may start.
         if counts.garbage or (counts.due and not counts.keyed):
             return True
         soon = time.time() + SOON_SECONDS
-        # The commands follow the order in which messages move through the states.
-        # So a message that another worker moves meanwhile is found at least once.
+        # Read the states in the order in which messages move through them. Then at least one of these commands finds
+        # a message that another worker moves to the next state meanwhile.
         (moved, next_in_ms), look, unack, last = self._answers(
             [
                 transitions.promote(keys),
@@ -181,10 +182,11 @@ class Drained:
 
 class Engine:
     """
-    One worker process with all its parts.
+    Run one worker process with all its components.
 
-    Messages pass through fetcher, runner and settler. Meanwhile the renewer renews leases, the scheduler makes due
-    messages claimable, and the ticker publishes periodic jobs. Call `start` and `stop` only once.
+    The fetcher claims messages, the runner calls their handlers, and the settler sends the outcomes to Redis. Meanwhile
+    the renewer renews leases, the scheduler makes due messages claimable, and the ticker publishes periodic jobs.
+    `start` and `stop` can be called only once for each engine.
 
     Args:
         handlers: the registered handlers.
@@ -199,10 +201,11 @@ class Engine:
 
     Attributes:
         inflight: the deliveries of this process.
-        stopping: set when the shutdown begins.
-        is_drained: returns whether this process and all queues are empty. With `delayed=True`, a queue with messages
-            scheduled for later is not empty.
-        unfinished: deliveries that were interrupted or could not be returned; None until the grace period is over.
+        stopping: an event that is set when the shutdown begins.
+        is_drained: returns whether this process and all queues have no messages left. Messages that are due later
+            count only with `delayed=True`.
+        unfinished: the messages whose handlers still ran after the grace period, and the messages that could not be
+            returned to Redis; None until the grace period is over.
     """
 
     unfinished: list[HeldDelivery] | None = None
@@ -283,7 +286,7 @@ class Engine:
         note_step: NoteStep | None = None,
     ) -> None:
         """
-        Check Redis, write the declared limits, enter the lifespan and start all parts.
+        Check the Redis servers, write the declared limits, enter the lifespan and start all components.
 
         Args:
             entered: called after the lifespan is entered, before the first claim.
@@ -316,12 +319,13 @@ class Engine:
 
     def stop(self, grace_seconds: float) -> list[HeldDelivery]:
         """
-        Shut down gracefully: stop claiming, let handlers finish, and settle.
+        Shut down gracefully: stop claiming, let running handlers finish, and send their outcomes to Redis.
 
-        Prefetched messages are returned to Redis immediately.
+        Prefetched messages are returned to Redis immediately. After `grace_seconds`, running coroutine handlers are
+        cancelled.
 
         Returns:
-            The deliveries that still run after `grace_seconds`; they are redelivered when their leases expire.
+            The messages whose handlers still run after that. Redis redelivers them when their leases expire.
         """
         until = time.monotonic() + grace_seconds
         self.stopping.set()
@@ -372,8 +376,8 @@ class Engine:
         """
         Return whether this process must be replaced by a new process.
 
-        It must be replaced if a part has stopped, or if hung handlers use at least half of all slots, or if all running
-        handlers hang.
+        It must be replaced if one of its components has stopped unexpectedly, or if hung handlers use at least half of
+        all slots, or if all running handlers hang. A handler hangs if it exceeded its timeout and cannot be cancelled.
         """
         if dead := self.dead_parts():
             logger.critical("worker: the %s stopped unexpectedly; this process will be replaced", ", ".join(dead))
@@ -382,7 +386,7 @@ class Engine:
         return hung > 0 and (2 * hung >= self._settings.concurrency or len(self.inflight.runs()) <= hung)
 
     def dead_parts(self) -> list[str]:
-        """Return the names of the parts that have stopped unexpectedly; normally an empty list."""
+        """Return the names of the components whose threads have ended unexpectedly; normally an empty list."""
         if self.stopping.is_set():
             return []
         parts: dict[str, Loop | ThreadExecutor | AsyncExecutor] = {
@@ -424,9 +428,10 @@ def reply_seconds(handlers: Sequence[Handler]) -> float:
     """
     Return the time-out for a reply from Redis in seconds.
 
-    After the time-out, the client repeats the call on a new connection.
+    After the time-out, the client sends the commands again on a new connection.
 
-    A time-out longer than the shortest lease is useless: the leases of claimed messages have expired by then.
+    A time-out longer than the shortest lease is useless. When a reply to a claim comes so late, the leases of the
+    claimed messages have already expired.
     """
     shortest = min((handler.lease_seconds for handler in handlers), default=WORKER_TIMEOUT_SECONDS)
     return min(WORKER_TIMEOUT_SECONDS, max(LEAST_REPLY_SECONDS, shortest))
@@ -436,7 +441,7 @@ def check_server(client: Client, *, allow_eviction: bool) -> None:
     """
     Raise ConfigurationError if a Redis server is not supported or may evict messages.
 
-    If a server does not permit the check, log a warning and continue.
+    If a server refuses the command INFO, which this check needs, log a warning and continue.
     """
     answers = client.run_everywhere([commands.server_facts(section) for section in ("server", "memory")])
     errors = {name: error for name, facts in answers.items() for error in facts if isinstance(error, Exception)}

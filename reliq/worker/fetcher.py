@@ -1,4 +1,4 @@
-"""The fetcher of a worker: claim messages, read their bodies, and wait for new messages."""
+"""The fetcher of a worker process claims messages, reads their bodies, and waits for new messages."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ logger = logging.getLogger(__name__)
 _chance = random.SystemRandom()
 
 
-#: How often every queue is polled. So messages start soon even if a wake-up is lost, or if they were published by the
-#: Go library, which sends no wake-ups.
+#: How often the fetcher polls each queue. So messages start soon even if a wake-up is lost, or if the Go library
+#: published them, which sends no wake-ups.
 POLL_SECONDS = 1.0
-#: How often wake-ups of idle queues are checked while the fetcher is busy with other queues.
+#: How often the fetcher checks the wake-ups of idle queues while it is busy with other queues.
 GLANCE_SECONDS = 0.05
 #: If a wait for wake-ups ends within this time, wake-ups probably arrive faster than the fetcher reads them.
 RUSH_SECONDS = 0.001
-#: How long a process leaves half of a queue's wake-ups to other processes, after a message of an unknown task.
+#: After a process has claimed a message with a task that it does not know, it leaves half of the queue's wake-ups to
+#: other processes for this time.
 UNKNOWN_SECONDS = 30.0
 #: Log a warning if no slot became free for this long while messages wait.
 HELD_SECONDS = 30.0
@@ -55,18 +56,21 @@ class Fetcher:
     """
     Claim messages in rounds.
 
-    A round claims at once from queues known to have messages (hot), and from other queues after a wake-up.
+    A queue is hot while messages probably wait in it. A round claims from hot queues immediately. It claims from other
+    queues after a wake-up: a token in Redis that announces new messages.
 
-    If a round gets no reply, its calls are repeated with the same call numbers, so that Redis returns the same answers.
-    A wait for wake-ups also ends when a queue that had no free slot can use a slot again (see `Inflight.watch`).
+    If Redis does not reply in a round, the next round sends the same claims with the same call numbers. Then Redis
+    returns the messages that it has already claimed for this process.
+
+    The wait for wake-ups also ends when a queue that had no free slot can use a slot again (see `Inflight.watch`).
 
     Args:
-        client: the client for all calls.
+        client: the client for all commands.
         served: the queues and their shards.
         inflight: the deliveries and slots of this process.
-        scheduler: stores the due times that claims return.
-        submit: called with deliveries whose bodies are read, to run their handlers.
-        settle: called with deliveries and their outcome, to settle them in Redis.
+        scheduler: the scheduler; it gets the next due times, which Redis returns with each claim.
+        submit: called with deliveries that have their bodies, to run their handlers.
+        settle: called with deliveries and their common outcome, to settle them in Redis.
         workers: returns the number of worker processes.
 
     Attributes:
@@ -94,12 +98,12 @@ class Fetcher:
         self._by_cost: list[tuple[QueueClaims, Bookings]] = []  # the shards with a shared limit by cost
         self._tokens: WakeTokens  # created by the first `step`
         self._places: dict[Hashable, list[Keys]] = {}
-        self._has_shared_waits = False  # whether several queues share one wait for wake-ups
+        self._has_shared_waits = False  # whether one blocking wait for wake-ups serves several shards
         self._has_tasks = any(handler.routes is not None for handler in served.handlers)
-        # The time until which this process leaves half of a shard's wake-ups to other processes, because it got a
-        # message whose task it does not have. Otherwise it could get the message again and again.
+        # The time until which this process leaves half of a shard's wake-ups to other processes, because it claimed a
+        # message whose task it does not have. Without this, it could claim the same message again and again.
         self._unknown_until: dict[Keys, float] = {}
-        self._served_at = float("-inf")  # when the shards were last updated
+        self._served_at = float("-inf")  # when the list of served shards was last updated
         self._name = token()
         self._poll_jitter = PollJitter(workers)
         self._order = FairOrder()
@@ -113,14 +117,14 @@ class Fetcher:
         max_body = {handler.queue.name: handler.queue.settings.max_body for handler in served.handlers}
         self._reader: BodyReader[HeldDelivery] = BodyReader(max_body, self._backoff.until, expect)
         self._polled_at = self._glanced_at = time.monotonic()
-        self._held_slots_logged = False  # whether the warning about busy slots is logged
+        self._held_slots_logged = False  # whether the warning that handlers hold all slots is logged
         self.last_claim_at = time.monotonic()
 
     def step(self) -> float:
         """
         Make one claim round; return the seconds until the next round.
 
-        Usually the result is 0, because the round itself waits in Redis or for a slot.
+        Usually the result is 0, because the round itself waits for a wake-up or for a free slot.
         """
         if self._served.has_changed or time.monotonic() - self._served_at >= POLL_SECONDS:
             self._serve()
@@ -153,9 +157,10 @@ class Fetcher:
 
     def _start_held(self) -> None:
         """
-        Start the held messages whose booked time has come. Other held messages wait for their time without a slot.
+        Start the messages that were claimed for a booked start, if the booked time has come.
 
-        Release messages that are late or cancelled, or whose lease is lost, so that another process may run them.
+        Until then, these messages wait without a slot. Return a message to Redis if it missed its booked time, was
+        cancelled or lost its lease, so that another process may run it.
         """
         for queue, bookings in self._by_cost:
             is_late = bookings.is_due and bookings.is_late(LATE_SECONDS)
@@ -167,7 +172,11 @@ class Fetcher:
                 self._inflight.park(bookings.held)
 
     def _rest_seconds(self) -> float:
-        """Return the seconds until the fetcher may claim again from a waiting shard; infinite if no shard waits."""
+        """
+        Return the seconds until the first waiting shard may be claimed from again; infinite if no shard waits.
+
+        A shard waits after an error, or for the time at which its limits permit the next start.
+        """
         rests = [self._backoff.seconds()] if self._backoff.until else []
         now = time.monotonic()
         rests += [max(0.0, one.rests_until - now) for one in self._bookings if one.rests_until]
@@ -190,7 +199,8 @@ class Fetcher:
             if not known:
                 self._tokens = self._client.wake_tokens()
                 self._inflight.poke = self._tokens.poke
-            # The call numbers of all shards of a queue contain the same name, but each shard counts its own claims.
+            # The call numbers of all shards of a queue contain the same random name, but each shard counts its own
+            # claims.
             self._claims = {
                 keys: known.get(keys) or QueueClaims(handler, keys, self._lanes[keys.name])
                 for keys, handler in handlers.items()
@@ -210,9 +220,9 @@ class Fetcher:
 
     def _hot_with_room(self, queues: list[QueueClaims]) -> list[Offer]:
         """
-        Return the hot queues with free capacity.
+        Return the hot queues to claim from now, each with its capacity.
 
-        The list is empty if it is time to check the other queues too.
+        The list is empty if it is time to check the queues that are not hot, too.
         """
         now = time.monotonic()
         hot = [queue for queue in queues if queue.hot]
@@ -225,9 +235,9 @@ class Fetcher:
 
     def _look_around(self, queues: list[QueueClaims]) -> None:
         """
-        Check all queues, then claim messages or wait for a wake-up.
+        Claim messages from all queues that are due for a claim. If there are none, wait for a wake-up.
 
-        If there is no free slot, wait for a slot first.
+        If all slots are in use, first wait at most half a second for a free slot.
         """
         most = 0.0 if self._tokens.standing else min(POLL_SECONDS / 2, self._rest_seconds())
         capacities = self._inflight.wait_for_capacity(queues, most)
@@ -270,7 +280,7 @@ class Fetcher:
         self._held_slots_logged = is_held
 
     def hand_on(self) -> None:
-        """Let other processes take over the due times and wake-ups of this process, at shutdown."""
+        """At shutdown, let other processes take over the due times and wake-ups that this process waits for."""
         if self._queues:
             self._tokens.close()
         requests: list[Any] = []
@@ -278,7 +288,7 @@ class Fetcher:
             if queue.bookings and not queue.asked:
                 queue.bookings.end(0)
                 requests += queue.bookings.unused()
-            # Other processes poll a shard rarely as long as this process is registered as its watcher.
+            # While this process is registered as the watcher of a shard, other processes poll the shard only rarely.
             watches = self._scheduler.watches(queue.keys) or (
                 queue.is_watched_here and self._served.is_sharded(queue.name)
             )
@@ -291,10 +301,10 @@ class Fetcher:
 
     def _find_hot(self, offers: list[Offer]) -> None:
         """
-        Mark queues as hot, so that the next claim includes them.
+        Mark queues as hot, so that the next round claims from them.
 
-        Once a second all queues are marked. A queue whose claims waited for a suspect (a message that may have killed
-        its process) is marked when the suspect has ended.
+        Once a second, mark all queues that are due for a poll. If no messages of a queue could be claimed until a
+        suspect (a message that may have killed its process) had ended, mark the queue when the suspect has ended.
         """
         now = time.monotonic()
         is_time = now - self._polled_at >= POLL_SECONDS
@@ -303,14 +313,15 @@ class Fetcher:
         for queue, capacity in offers:
             poll = is_time and queue.look_at <= now
             queue.must_poll = queue.must_poll or poll
-            # In a hot queue, polls claim messages with keys too. Otherwise these messages would starve if rounds take
-            # longer than a second, because then each call for the queue is a poll.
+            # In a hot queue, polls claim messages with keys too. Otherwise these messages would starve if each round
+            # takes longer than a second, because then each claim from the queue is a poll.
             queue.must_only_poll = queue.must_only_poll or (poll and not queue.hot)
             if poll or (queue.waits_for_suspect and queue.suspect_has_ended(capacity)):
                 queue.hot = True
         if not self._has_shared_waits or now - self._glanced_at < GLANCE_SECONDS:
             return
-        # Queues that share their wait with a hot queue do not wait for wake-ups now: read their wake-ups directly.
+        # While a queue is hot, the queues that share a blocking wait with it do not wait for wake-ups. Read their
+        # wake-ups without blocking.
         waiting = [queue for queue, _ in offers if not queue.hot and queue.place not in self._tokens.standing]
         cold = [queue for queue in waiting if any(self._claims[keys].hot for keys in self._places[queue.place])]
         if cold:
@@ -321,12 +332,12 @@ class Fetcher:
 
     def _expect(self, queues: list[QueueClaims], *, beside_hot: bool = False) -> bool:
         """
-        Start to wait for wake-ups of queues that are not hot; a hot queue is known to have messages.
+        Start to wait for the wake-ups of all queues that are not hot.
 
-        With `beside_hot`, start no wait for wake-ups that a hot queue shares with other queues.
+        With `beside_hot`, leave out the queues that share a blocking wait with a hot queue.
 
         Returns:
-            False if a slow node delayed this call, so that some waits were not started. The next round starts them.
+            False if a slow Redis node took so long that some waits were not started. The next round starts them.
         """
         began = time.monotonic()
         cold: dict[Hashable, list[Keys]] = {}
@@ -348,7 +359,7 @@ class Fetcher:
         """
         began = time.monotonic()
         came, failed = self._tokens.came(seconds)
-        # The wait has checked the wake-ups of all queues. If wake-ups arrive very fast, the next round checks again.
+        # `came` has checked the wake-ups of all queues. If wake-ups arrive very fast, let the next round check again.
         now = time.monotonic()
         self._glanced_at = 0.0 if came and now - began < RUSH_SECONDS else now
         if self._unknown_until:
@@ -357,7 +368,7 @@ class Fetcher:
             came = [keys for keys in came if keys not in left]
         heard = [self._claims[keys] for keys in came if keys in self._claims]
         for queue in [*heard, *(self._claims[keys] for keys in failed if keys in self._claims)]:
-            queue.hot = True  # also after a failed wait, because the next claim reports the error
+            queue.hot = True  # also if the wait for its wake-ups failed: the next claim reports the error
         if heard:
             capacities = self._inflight.wait_for_capacity(heard, 0.0)
             self._tokens.pass_on(
@@ -368,12 +379,12 @@ class Fetcher:
         self, hot: list[Offer], reads: list[Read[HeldDelivery]], booked: list[tuple[QueueClaims, Call[Booking]]]
     ) -> None:
         """
-        Claim from `hot`, read bodies of earlier claims, and book starts, in one round trip.
+        In one round trip, claim from `hot`, read bodies of messages from earlier claims, and book starts.
 
-        Then submit the deliveries whose bodies are complete.
+        Then pass the deliveries whose bodies are complete to `submit`, which runs their handlers.
         """
         asked = shared_out(hot, self._order) if len(hot) > 1 else hot
-        if len(hot) == 1:  # for several queues, `shared_out` calls `order`
+        if len(hot) == 1:  # for several queues, `shared_out` has called `order`
             self._order.order([hot[0][0].name])
         requests = [*(queue.claim(part, self._name) for queue, part in asked), *(call for _, call in booked)]
         sent_at = time.monotonic()
@@ -402,15 +413,16 @@ class Fetcher:
         for keys, failure in failures:
             self._backoff.note(keys, failure)
             if isinstance(failure, RedisUnavailableError):
-                self._scheduler.spare(keys)  # do not reclaim leases that other workers cannot renew now
+                self._scheduler.spare(keys)  # other workers cannot renew their leases now, so do not reclaim them
         if unused := [call for one in self._bookings for call in one.unused()]:
             self._client.run_all(unused)
 
     def _routed(self, ready: list[HeldDelivery]) -> list[HeldDelivery]:
         """
-        Give each message the handler of its task; return the messages that may start.
+        Assign to each message the handler of its task, and return the messages that may start now.
 
-        In a queue with plain and coroutine tasks, snooze messages of coroutine tasks while the event loop is blocked.
+        In a queue with plain and coroutine tasks, snooze the messages of coroutine tasks while the event loop is
+        blocked. A snoozed message is delivered again later.
         """
         queues = self._inflight.queues
         now = time.monotonic()
@@ -427,10 +439,10 @@ class Fetcher:
         self, asked: Sequence[tuple[QueueClaims, object]], answers: Sequence[Any], sent_at: float
     ) -> list[tuple[Keys, Exception]]:
         """
-        Update the queues from the answers of claims and bookings.
+        Update the state of each shard from Redis' replies to claims and bookings.
 
         Returns:
-            The shards whose claims failed, with the errors.
+            The shards whose claims or bookings failed, each with its error.
         """
         at = min(time.monotonic(), sent_at + REPLY_LAG_SECONDS)
         failures: list[tuple[Keys, Exception]] = []
@@ -440,11 +452,12 @@ class Fetcher:
                 continue
             one = queue.bookings
             is_poll = isinstance(answer, ClaimAnswer) and one and not one.by_cost and answer.behind
+            # A poll that found messages does not end the backoff, because the following booking may fail.
             if self._backoff.until and not is_poll:
-                self._backoff.over(queue.keys)  # but a poll that found messages proves nothing: the booking may fail
+                self._backoff.over(queue.keys)
             if queue.bookings and isinstance(answer, Booking):
                 queue.bookings.answered(answer, sent_at)
-                queue.behind = queue.behind if answer.starts else 0  # without a booked start, poll before booking again
+                queue.behind = queue.behind if answer.starts else 0  # if no start was booked, poll before the next try
                 if not answer.starts:
                     self._settle(self._inflight.withdraw(queue.bookings.held), RELEASED)
                 continue
