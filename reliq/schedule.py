@@ -1,20 +1,20 @@
 """
-Periodic jobs: when they tick, and their state in Redis.
+The schedules of periodic jobs, and the state of these jobs in Redis.
 
 `Schedule` computes the ticks (due times) of a periodic job, from a cron expression in a time zone, or at equal
-intervals. The hash `cron` of a queue has several fields for each periodic job, named `JOB FIELD`:
+intervals. In the Redis hash `cron` of a queue, each periodic job has several fields, named `JOB FIELD`:
 
-    schedule   the schedule of the process that started last
-    seen       when a process with that schedule last reported, in unix seconds, rounded to ten
-    former     the previous schedule; the field `former_seen` is when a process with it last reported, like `seen`
+    schedule   the schedule of the job in the worker process that started last
+    seen       when a process last registered the job with this schedule, in unix seconds; updated every ten seconds
+    former     the schedule before the last change; the field `former_seen` is the same as `seen`, for this schedule
     last       the latest tick that was published, skipped or missed, in unix seconds; no earlier tick will be published
     ticked     the last tick that was published, in unix seconds
-    id         the id of its last message, including requested runs
+    id         the id of the job's last message; a user may have requested this message
     missed     how many ticks were not published in time
     paused     how many ticks were skipped during a pause
-    overlap    how many ticks were skipped because the last message had not ended
-    pause      user, time and reason of its pause, in the format of a queue's pause; absent if it is not paused
-    asked      when an immediate run was requested, in unix ms, until it is published
+    overlap    how many ticks were skipped because the job's last message had not ended
+    pause      the job's pause: user, time and reason, in the format of a queue's pause; absent if it is not paused
+    asked      when a user requested an immediate run, in unix ms; deleted when the run is published
 
 The scripts `register` and `tick` write all fields except `pause` and `asked`.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from reliq.message import Duration
 
 CatchUp = Literal["skip", "latest", "all"]
-#: For the last 100 years of `datetime`, which ends with year 9999, no next tick is computed.
+#: `Schedule.next_after` computes no ticks in the last 100 years before `datetime` ends, which is after the year 9999.
 CENTURY_SECONDS = 100 * 366 * 86_400
 #: The longest interval: ten years, in seconds.
 LONGEST_INTERVAL = 3650 * 86_400
@@ -53,18 +53,18 @@ _EVERY = "every"
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """
-    The ticks of a periodic job, in unix seconds.
+    A schedule, which computes the ticks (due times) of a periodic job in unix seconds.
 
-    `str(schedule)` is its text in Redis, and `Schedule.parse` reads the text.
+    `str(schedule)` returns the text that Redis stores, and `Schedule.parse` parses this text.
 
-    If a clock change skips an hour, an expression with a fixed hour and minute ticks at the end of that hour. If the change
-    repeats an hour, the expression ticks the first time only. An expression with a star in hour or minute does not tick
-    for a skipped hour, and ticks both times in a repeated hour.
+    If a clock change skips an hour, a cron expression with a fixed hour and minute ticks at the end of that hour.
+    If a clock change repeats an hour, the expression ticks only in the first of both hours. An expression with a star
+    in the field for hours or minutes does not tick for a skipped hour, and ticks in both repeated hours.
 
     Attributes:
-        expression: five cron fields; empty for equal intervals.
-        tz: the name of the expression's time zone.
-        interval: seconds between two ticks, counted from 1970; 0 for an expression.
+        expression: a cron expression of five fields; empty for equal intervals.
+        tz: the name of the time zone of the expression.
+        interval: the seconds between two ticks, counted from the start of 1970; 0 for a cron expression.
     """
 
     expression: str = ""
@@ -100,7 +100,12 @@ class Schedule:
 
     @classmethod
     def every(cls, interval: Duration) -> Schedule:
-        """Return a schedule of equal intervals; raise ConfigurationError if `interval` is not 1 or more whole seconds."""
+        """
+        Return a schedule of equal intervals.
+
+        Raises:
+            ConfigurationError: `interval` is not a whole number of seconds, from one second to ten years.
+        """
         number = interval.total_seconds() if isinstance(interval, timedelta) else interval
         is_number = isinstance(number, int | float) and not isinstance(number, bool)
         if not is_number or not 1 <= number <= LONGEST_INTERVAL or number != int(number):
@@ -111,7 +116,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """Parse a schedule; raise ConfigurationError for an invalid text."""
+        """Parse the text of a schedule in Redis; raise ConfigurationError if the text is not valid."""
         *fields, last = text.split() or [""]
         if fields == [_EVERY] and last.isdecimal():
             return cls.every(int(last))
@@ -125,7 +130,12 @@ class Schedule:
         return list(islice(takewhile(lambda tick: tick <= until, self._from(after)), most))
 
     def next_after(self, unix: int) -> int | None:
-        """Return the first tick after a time; None without a tick in the next fifty years, or near the year 9999."""
+        """
+        Return the first tick after a time in unix seconds.
+
+        Return None if there is no tick in the next fifty years, or if the time is less than 100 years before year
+        10000.
+        """
         return next(self._from(unix), None) if unix <= LAST_SECOND - CENTURY_SECONDS else None
 
     def moment(self, tick: int) -> datetime:
@@ -133,7 +143,7 @@ class Schedule:
         return datetime.fromtimestamp(tick, _zone(self.tz))
 
     def _from(self, after: int) -> Iterator[int]:
-        """Yield the ticks after a time; if a clock change moves two ticks to the same time, yield that time once."""
+        """Yield the ticks after a time. If a clock change moves two ticks to the same second, yield it only once."""
         if self.interval:
             yield from count((after // self.interval + 1) * self.interval, self.interval)
         for at in CronSim(self.expression, self.moment(after)):
@@ -144,7 +154,7 @@ class Schedule:
 
 
 def _zone(name: str) -> tzinfo:
-    """Return a time zone; raise ConfigurationError if the name is unknown."""
+    """Return the time zone with this name; raise ConfigurationError if the name is unknown."""
     if name == "UTC":
         return UTC
     try:

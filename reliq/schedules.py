@@ -1,10 +1,10 @@
 """
-Schedules that are made at run time, and their rows in Redis.
+Schedules that `Queue.schedule` stores in Redis, and the format in which Redis stores them.
 
-Shard 0 of a queue has the hash `plans` with a row for each schedule: `REVISION PAUSE`, a line feed, a JSON object
-(`PlanOptions`), a line feed, and the message's value without the start of its envelope. The revision is a hash of the
-lines after the first. The sorted set `plans_due` has the next tick of each schedule that is not paused. The scripts `plan`
-and `plan_tick` write the hash and the sorted set.
+Shard 0 of a queue has the Redis hash `plans`, in which each schedule has a field. Its value (the schedule's row) is
+`REVISION PAUSE`, a line feed, a JSON object (`PlanOptions`), a line feed, and the encoded message without the start of
+its envelope. The revision is a hash of everything after the first line. The sorted set `plans_due` has the next tick
+(due time) of each schedule that is not paused. The scripts `plan` and `plan_tick` write the hash and the sorted set.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from reliq.redis.client import Clients
     from reliq.redis.connection import Driver
 
-#: The largest message of a schedule, header and body, in bytes. A worker reads up to PAGE messages in one call.
+#: The largest message of a schedule, header and body, in bytes. It is small, because a worker reads the messages of up
+#: to PAGE due schedules at once.
 LARGEST_BYTES = 65_536
-#: How many schedules one call reads.
+#: About how many schedules one round trip reads.
 PAGE = 100
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _GLOB = re.compile(r"[*?\[\]\\]")
@@ -57,7 +58,7 @@ _KEYWORDS = frozenset({"body", *ScheduleOptions.__annotations__})
 
 
 class PlanOptions(msgspec.Struct, frozen=True):
-    """The options of a schedule that are stored as a JSON object in its row."""
+    """The options of a schedule that its row in Redis contains as a JSON object."""
 
     schedule: str
     catch_up: CatchUp
@@ -71,7 +72,8 @@ class StoredSchedule:
 
     Attributes:
         name: the name of the schedule.
-        schedule: a cron expression and its time zone, or `every` and seconds; empty if this version cannot read it.
+        schedule: a cron expression and its time zone, or `every` and the seconds; empty if this version of reliq cannot
+            read the schedule.
         tz: the name of the time zone.
         next: the next tick, in unix seconds; None while the schedule is paused, or if there is no further tick.
         pause: who paused it, when and why; None if it is not paused.
@@ -89,7 +91,7 @@ class StoredSchedule:
 
 
 class Row(NamedTuple):
-    """A row of the hash `plans`, parsed."""
+    """The parsed row of a schedule, a value of the Redis hash `plans`."""
 
     revision: str
     pause: bytes
@@ -111,7 +113,7 @@ class Row(NamedTuple):
 
 
 def check_name(keys: Keys, name: object) -> str:
-    """Return the name of a schedule; raise ConfigurationError if it is not valid, or the queue has the Go layout."""
+    """Check and return a schedule's name; raise ConfigurationError if it is invalid, or the queue has the Go layout."""
     if keys.bare:
         raise ConfigurationError(
             f"queue {keys.name!r} in the layout {keys.layout} has no stored schedules: programs in Go would not see them; use "
@@ -123,7 +125,7 @@ def check_name(keys: Keys, name: object) -> str:
 
 
 def schedule_of(cron: str | None, every: Duration | None, tz: str) -> Schedule:
-    """Return the schedule of these arguments; raise ConfigurationError if both or none of cron and every are given."""
+    """Return the `Schedule` for `cron` or `every`; raise ConfigurationError if both or neither are given."""
     if (cron is None) == (every is None):
         raise ConfigurationError("give cron='0 6 * * *' or every=60, and not both")
     if every is None:
@@ -137,10 +139,11 @@ def encoded(
     writer: Writer, schedule: Schedule, body: Any, catch_up: CatchUp, options: MessageOptions
 ) -> tuple[bytes, PreparedMessage]:
     """
-    Return two values: the row of a schedule from its second line on, and the schedule's message.
+    Encode a schedule. Return its row in Redis without the first line, and the schedule's message.
 
     Raises:
-        ConfigurationError, BodyError: an option or the body is not valid.
+        ConfigurationError: an option is not valid, or the message is larger than LARGEST_BYTES.
+        BodyError: the body cannot be encoded.
     """
     check_is_one_of("catch_up", catch_up, get_args(CatchUp))
     order = writer.special(OutgoingMessage(body=body, **options))
@@ -154,15 +157,15 @@ def encoded(
 
 
 def revision_of(rest: bytes) -> str:
-    """Return the revision of a row without its first line."""
+    """Return the revision of a schedule: a hash of its row without the first line."""
     return sha256(rest).hexdigest()[:16]
 
 
 def page(keys: Keys, cursor: int, prefix: str) -> Command[tuple[int, dict[str, bytes]]]:
     """
-    Return the command that reads a page of the rows whose names begin with `prefix`.
+    Return the command that reads a page of the schedules whose names begin with `prefix`.
 
-    The command returns the next cursor (0 after the last page) and the rows.
+    The command returns the cursor of the next page (0 after the last page), and the rows by schedule name.
     """
     wanted = _GLOB.sub(r"\\\g<0>", prefix) + "*"
 
@@ -180,7 +183,7 @@ def next_ticks(keys: Keys, names: Sequence[str]) -> Command[list[int | None]]:
 
 
 def stored(name: str, row: bytes, next: int | None) -> StoredSchedule:
-    """Return a schedule from its row."""
+    """Return the `StoredSchedule` for a row in Redis; some fields are empty if this version cannot parse the row."""
     try:
         known = Row.parse(row)
     except ValueError:
@@ -193,11 +196,12 @@ def stored(name: str, row: bytes, next: int | None) -> StoredSchedule:
 
 class StoredSchedules:
     """
-    The stored schedules of a queue, for `Queue.schedule` and related methods.
+    Write, read, pause and delete the stored schedules of a queue, for `Queue.schedule` and related methods.
 
     Args:
-        writer, clients: needed only to `write`.
-        ask: a function that sends a request with a blocking or async driver, and returns the answer.
+        writer, clients: used only by `write`.
+        ask: a function that sends a command or script call with a blocking or async driver, and returns the parsed
+            reply.
     """
 
     def __init__(
@@ -209,7 +213,7 @@ class StoredSchedules:
         self._ask = ask
 
     async def write(self, driver: Driver, name: str, body: Any, options: ScheduleOptions) -> None:
-        """Store a schedule."""
+        """Store a schedule, or replace the schedule with the same name."""
         check_name(self._keys, name)
         check_keywords("Queue.schedule", options, _KEYWORDS)
         schedule = schedule_of(options.pop("cron", None), options.pop("every", None), options.pop("tz", "UTC"))
@@ -218,7 +222,7 @@ class StoredSchedules:
             with suppress(RedisRefusedError):
                 await self._ask(driver, naming)
         answer = "superseded"
-        while answer == "superseded":  # the next tick passed before the call arrived
+        while answer == "superseded":  # the tick passed before Redis ran the script, so compute the next tick again
             next = await self._next(driver, schedule)
             call = transitions.plan(
                 self._keys, "write", name, revision=revision_of(rest), next=next, line=order.line, value=rest
@@ -235,7 +239,11 @@ class StoredSchedules:
         return await self._ask(driver, call) in ("deleted", "paused")
 
     async def resume(self, driver: Driver, name: str) -> bool:
-        """Resume a schedule; return whether it was paused. If the schedule is changed or a tick passes meanwhile, this method tries again."""
+        """
+        Resume a schedule; return whether it was paused.
+
+        If another process changes the schedule, or its next tick passes, before Redis runs the script, try again.
+        """
         check_name(self._keys, name)
         while row := await self._ask(driver, Command(("HGET", self._keys.plans, name), lambda reply: reply)):
             try:
@@ -250,7 +258,7 @@ class StoredSchedules:
         return False
 
     async def read(self, driver: Driver, prefix: str, limit: int) -> list[StoredSchedule]:
-        """Read the schedules, a page at a time."""
+        """Return up to `limit` schedules whose names begin with `prefix`, sorted by name."""
         check_int("limit", limit, least=1, most=10**9)
         found: dict[str, StoredSchedule] = {}  # HSCAN may return a row twice
         cursor, is_last = 0, self._keys.bare
@@ -263,6 +271,6 @@ class StoredSchedules:
         return sorted(found.values(), key=lambda one: one.name)[:limit]
 
     async def _next(self, driver: Driver, schedule: Schedule) -> int | None:
-        """Return the first tick from now, by Redis' clock."""
+        """Return the first tick of a schedule after the current time of Redis."""
         now_ms = (await self._ask(driver, transitions.plan_due(self._keys))).now_ms
         return schedule.next_after(now_ms // 1000)

@@ -1,4 +1,8 @@
-"""`Tasks`: functions as jobs, many kinds in one queue. A header names the task of a message; its body has the arguments."""
+"""
+`Tasks`: run registered functions (tasks) as background jobs. All tasks of a queue share it.
+
+A message is a call of one task. A header of the message contains the name of the task, and the body its arguments.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +54,13 @@ logger = logging.getLogger("reliq")
 
 #: If no worker has the task of a message, the message becomes a dead letter this many seconds after its publish.
 UNKNOWN_SECONDS = DAY_SECONDS
-#: After a process first meets an unknown task, it rejects no messages of this task for this many seconds. So during a
-#: deploy, new workers can still claim messages that were delayed for days. The time is short, because some processes
-#: are replaced every few minutes, and a new process counts from 0.
+#: After a worker process first claims a message of an unknown task, it rejects no messages of this task for this many
+#: seconds. So during a deploy, workers of the new version have time to claim messages that were delayed for days. The
+#: time is short, because some deployments replace processes every few minutes, and each new process counts from 0.
 PATIENCE_SECONDS = 60.0
-#: The shortest and longest time until a message of an unknown task is claimed again.
+#: The shortest and the longest delay until a message of an unknown task is delivered again, in seconds.
 UNKNOWN_WAITS = (1.0, 15.0)
-#: Remember and log at most this many names of unknown tasks.
+#: A process stores and logs the names of at most this many unknown tasks.
 UNKNOWN_LIMIT = 100
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -64,7 +68,7 @@ _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class TaskSettings(FunctionOptions, total=False):
-    """The keyword options of `Tasks.task`, which documents them."""
+    """The keyword options of `Tasks.task`, for type checkers; see there."""
 
     name: str
     aliases: tuple[str, ...]
@@ -79,13 +83,13 @@ class TaskOptions(PublishOptions, total=False):
 
 class Task(Generic[P, R_co]):
     """
-    A function that workers call, as returned by `Tasks.task`.
+    A function that workers can run as a background job. `Tasks.task` creates it.
 
-    You may still call the function directly.
+    A direct call of the task runs the function in this process, without Redis.
 
     Attributes:
         name: the name of the task.
-        queue: the queue of its messages. A body is a JSON object of the arguments.
+        queue: the queue to which the task's messages are published. Their bodies are JSON objects of the arguments.
         function: the decorated function.
 
     Example: `send.options(delay=60).publish("a@example.org", subject="hello")`
@@ -119,7 +123,7 @@ class Task(Generic[P, R_co]):
             if is_job(hints.get(parameter.name), is_batch=False):
                 raise ConfigurationError(f"{where}: the Job must be the first parameter, not {parameter.name!r}")
         self._signature = inspect.Signature(parameters)
-        # A field with the value UNSET is not sent: the publisher gave no argument for it.
+        # If the publisher gives no argument for a parameter with a default, its field is UNSET, and is not encoded.
         fields = [(p.name, hints.get(p.name, Any), *(() if p.default is p.empty else (UNSET,))) for p in parameters]
         arguments = defstruct(re.sub(r"\W", "_", name), fields, kw_only=True, forbid_unknown_fields=True)
         self.codec: Codec[Any] = Codec(arguments, validate=validate)
@@ -138,16 +142,16 @@ class Task(Generic[P, R_co]):
 
     def options(self, **options: Unpack[TaskOptions]) -> Task[P, R_co]:
         """
-        Return the task with options for its next publishes.
+        Return a copy of the task whose messages are published with these options.
 
         Args:
-            after: a job. The message is published as a follow-up of this job: only once, even if the job runs again,
+            after: the running job, to publish the message as its follow-up: only once, even if the job is redelivered,
                 see `Job.publish`.
             options: `delay`, `at`, `id`, `retries`, `ttl`, `headers`, `dedup`, `ignore_dedup`, `on_conflict`, `publication_id`, `key` and
                 `priority`, see `Queue.publish`.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
         """
         check_keywords("Task.options", options, TaskOptions.__annotations__)
         other = copy(self)
@@ -156,7 +160,7 @@ class Task(Generic[P, R_co]):
 
     def outgoing(self, *args: P.args, **kwargs: P.kwargs) -> OutgoingMessage[bytes]:
         """
-        Return a message that calls the task with these arguments, for `queue.publish_many` and `Consumer.cron`.
+        Create a message that calls the task with these arguments, for `queue.publish_many` or `Consumer.cron`.
 
         Raises:
             BodyError: see `publish`.
@@ -166,12 +170,13 @@ class Task(Generic[P, R_co]):
 
     def publish(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """
-        Publish a call with these arguments. The receipt is true if the message was published.
+        Publish a message, so that a worker calls the task with these arguments.
 
-        Arguments that you do not give are not sent: the worker's function applies its own defaults.
+        The returned receipt is true if the message was published. The message does not contain arguments that you leave
+        out; the function uses their default values when the worker calls it.
 
         Raises:
-            BodyError: the function does not take these arguments, JSON cannot hold one, or the body is too large.
+            BodyError: the function does not take these arguments, JSON cannot encode them, or the body is too large.
             ConfigurationError, PublishFailed: see `Queue.publish`.
         """
         body, options = self._message(args, kwargs)
@@ -183,7 +188,7 @@ class Task(Generic[P, R_co]):
         return await self.queue.apublish(body, **options)
 
     def publish_in(self, tx: Transaction, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Write the message to the outbox in the transaction `tx`, as `Queue.publish_in`; return the message id."""
+        """Write the message to the outbox in your transaction `tx`, see `Queue.publish_in`; return the message id."""
         body, options = self._message(args, kwargs)
         return self.queue.publish_in(tx, body, **options)
 
@@ -194,15 +199,17 @@ class Task(Generic[P, R_co]):
 
     def of(self, id: str | UUID) -> PublishedMessage[R_co]:
         """
-        Return the message with this id, to read its status; its result has the return type of the task's function.
+        Return an object to read the status and result of the message with this id.
+
+        The result is decoded into the return type of the task's function.
 
         Raises:
-            ConfigurationError: JSON cannot be decoded into the return type.
+            ConfigurationError: JSON cannot be decoded into this return type.
         """
         return PublishedMessage(self.queue, id, decode=JsonBodies(self._returns).decode)
 
     def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, PublishOptions]:
-        """Return the body and the options of a message; raise BodyError for arguments that the function does not take."""
+        """Encode the arguments; return the body and the publish options. Raise BodyError for wrong arguments."""
         try:
             body = self.codec.encode(self.codec.kind(**self._signature.bind(*args, **kwargs).arguments))
         except (TypeError, BodyError) as error:
@@ -214,7 +221,7 @@ class Task(Generic[P, R_co]):
         return body, options  # type: ignore[return-value]
 
     def handler(self, settings: HandlerSettings) -> Handler:
-        """Return the handler that calls the function with the arguments of a message."""
+        """Return a handler that calls the task's function with the arguments in the message body."""
         function = self.function
         takes_job = self.takes_job
         names = list(self._signature.parameters)
@@ -227,7 +234,7 @@ class Task(Generic[P, R_co]):
         handler = Handler(self.queue, call, settings)
         handler.task = self.name
         handler.codec = self.codec
-        # The plain function `call` returns the coroutine of an async function.
+        # `call` is a plain function, but for an async function it returns a coroutine, which the worker must await.
         handler.is_async = inspect.iscoroutinefunction(function)
         return handler
 
@@ -243,18 +250,18 @@ class MakesTask(Protocol):
 
 class Tasks(Consumer):
     """
-    A consumer with one queue, whose messages are calls of functions.
+    A consumer of one queue in which each message is a call of a registered function (task).
 
     Args:
         name: the name of the queue. Default: "default".
         lifespan: see `Consumer`.
         relay: see `Consumer`.
         handler: the options of `Consumer.handler` for all tasks, such as `{"timeout": 60}`. Default: none.
-        options: the options of `Queue`; `url` and `observers` also apply to the consumer. Go's layout is not
-            allowed.
+        options: the options of `Queue`; `url` and `observers` also apply to the consumer. The Go layout (`hdt3213`) is
+            not allowed.
 
     Attributes:
-        queue: the queue.
+        queue: the queue to which messages of all tasks are published.
         tasks: the registered tasks by name.
 
     Example:
@@ -309,14 +316,14 @@ class Tasks(Consumer):
         **settings: Any,
     ) -> Any:
         """
-        Register a function, plain or async, as a task; use it with or without options.
+        Register a plain or async function as a task. Use it as a decorator, with or without options.
 
-        A publish checks the arguments by the annotations. If the first parameter is annotated as `Job`, the worker
-        passes the job.
+        When you publish the task, the arguments are checked against the annotations of the function. If its first
+        parameter is annotated as `Job`, the worker passes the running job.
 
         Args:
             name: the name of the task in its messages, 1 to 100 of A-Z a-z 0-9 _ . -. Default: the function's name.
-            aliases: earlier names of the task, for messages that wait under them. Default: none.
+            aliases: earlier names of the task, which waiting messages may still contain. Default: none.
             retries: how many times a failed message is delivered again. Default: the queue's `retries`.
             settings: `timeout`, `backoff`, `retry_on`, `reject_on`, `on_decode_error` and `keep`, see `Consumer.handler`.
                 Default: the options of `Tasks(handler=…)`.
@@ -338,30 +345,32 @@ class Tasks(Consumer):
             task: Task[..., Any] = Task(self.queue, names[0], function, retries=retries, validate=self._validate)
             self._routes.update(dict.fromkeys(names, task.handler(replace(self._defaults, **settings))))
             self.tasks[task.name] = task
-            # If all tasks are coroutines, stop claiming from the queue while the event loop is blocked. The plain
-            # function `leave_to_others` may run in the event loop, because it only raises.
+            # If all tasks are coroutines, the worker must not claim from the queue while its event loop is blocked. So
+            # mark the handler of unknown tasks as async too. Its plain function may run in the event loop, because it
+            # only raises.
             self._unknown.is_async = all(each.is_async for each in self._unknown.each)
             return task
 
         return register if function is None else register(function)
 
 
-#: The time when this process first met each unknown task, by the task's name.
+#: When this process first claimed a message of each unknown task (monotonic time), by the name of the task.
 _unknown_since: dict[str, float] = {}
 
 
 def leave_to_others(_payload: bytes, job: Job[bytes]) -> None:
     """
-    Leave a message of an unknown task to a worker of another version of the application.
+    Postpone a message whose task this worker does not have, so that a worker of another version can run it.
 
-    The message does not lose a retry.
+    This does not use up a retry of the message.
 
     Raises:
         Snooze: always, unless the message is too old. The older the message, the longer the delay.
-        Reject: the message is older than UNKNOWN_SECONDS, and the task has been unknown for PATIENCE_SECONDS.
+        Reject: the message is older than UNKNOWN_SECONDS, and this process has known the name of the task for more than
+            PATIENCE_SECONDS.
     """
     name = job.headers.get(TASK_HEADER, "")
-    age = time.time() - (job.enqueued or 0.0)  # not by `job.due`, which each snooze changes
+    age = time.time() - (job.enqueued or 0.0)  # the age since the publish: each snooze changes `job.due`
     now = time.monotonic()
     since = _unknown_since.get(name)
     if since is None and len(_unknown_since) < UNKNOWN_LIMIT:
@@ -371,7 +380,7 @@ def leave_to_others(_payload: bytes, job: Job[bytes]) -> None:
             job.queue,
             name,
         )
-    if since is None:  # too many names to remember: use the time of the first name
+    if since is None:  # UNKNOWN_LIMIT names are stored already: use the time of the first name
         since = next(iter(_unknown_since.values()))
     if age > UNKNOWN_SECONDS and now - since > PATIENCE_SECONDS:
         raise Reject(f"no worker has a task named {name!r}")

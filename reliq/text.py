@@ -1,7 +1,8 @@
 """
-Helpers for text: escape foreign data, format durations, check keywords, split into chunks.
+Helpers: escape text, format durations, check keyword arguments, split sequences into chunks.
 
-Redis may contain data from other programs. So text is escaped before output, and numbers are limited to valid ranges.
+Redis may contain data that other programs wrote. So reliq escapes text from Redis before it prints the text, and limits
+numbers from Redis to valid ranges.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def printable(text: str) -> str:
 
 
 def whole_number(text: str | bytes) -> int | None:
-    """Parse a number of at most 19 digits; None for any other text."""
+    """Parse a whole number of at most 19 digits; return None for any other text."""
     digits = text if isinstance(text, str) else text.decode("ascii", "replace")
     return int(digits) if _WHOLE.fullmatch(digits) else None
 
@@ -50,9 +51,9 @@ def clamp_time(seconds: float) -> float:
 
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
     """
-    Return `value` as text that UTF-8 can encode, at most `limit` characters.
+    Return the first `limit` characters of `str(value)`; replace characters that UTF-8 cannot encode.
 
-    It never raises: if `str(value)` fails, the result is the name of the type.
+    This function never raises. If `str(value)` raises, the result contains the name of the class.
     """
     try:
         text = value if type(value) is str else "".join([str(value)])
@@ -62,7 +63,7 @@ def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
 
 
 def class_name(value: object) -> str:
-    """Return the name of the class of `value`; never raises."""
+    """Return the name of the class of `value`. This function never raises."""
     try:
         return str(type(value).__name__)[:NAME_LIMIT]
     except Exception:
@@ -70,16 +71,22 @@ def class_name(value: object) -> str:
 
 
 def join_first(ids: Sequence[str], count: int = 0) -> str:
-    """Return the first five `ids` and the number of further ids as text; `count` is the total if `ids` is only a part."""
+    """
+    Format ids for a log line or an error, for example `a, b, c, d, e and 7 more`.
+
+    Args:
+        ids: all ids, or only the first ids.
+        count: the total number of ids, if `ids` has only the first of them.
+    """
     left = max(len(ids), count) - min(len(ids), IDS_SHOWN)
     return (", ".join(ids[:IDS_SHOWN]) or "none") + (f" and {left} more" if left else "")
 
 
 def shell_command(command: str, *names: str, options: Sequence[str] = (), layout: object = "reliq") -> str:
     """
-    Return a reliq command as it must be typed in a shell, for use in messages.
+    Return a reliq command as a user must type it in a shell, for error and log texts.
 
-    If a name begins with a hyphen, `--` is added before the names, so that it is not parsed as an option.
+    If one of the `names` begins with a hyphen, put `--` before the names, so that they are not parsed as options.
     """
     from shlex import join  # noqa: PLC0415  publishers rarely call this
 
@@ -89,7 +96,7 @@ def shell_command(command: str, *names: str, options: Sequence[str] = (), layout
 
 
 def pluralize(number: int, one: str, more: str = "") -> str:
-    """Return a number with its noun, for example `1 process`; `more` is the plural if it is not `one` plus s."""
+    """Return a number with its noun, for example `1 worker`. Give the plural as `more` if it is not `one` plus s."""
     return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
@@ -97,7 +104,7 @@ def format_duration(seconds: float) -> str:
     """Format seconds with at most two units, for example `40ms`, `1.5s`, `12s`, `3m20s`, `5h` or `2d4h`."""
     if 0.0005 <= seconds < 0.9995:  # noqa: PLR2004  displayed as 1 to 999 ms
         return f"{seconds * 1000:.0f}ms"
-    seconds = min(seconds, float(LAST_SECOND))  # the clock of another host may be wrong
+    seconds = min(seconds, float(LAST_SECOND))  # a wrong clock of another host can cause a huge duration
     if seconds < 9.95:  # noqa: PLR2004  tenths only for short times
         return f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = round(seconds)
@@ -109,19 +116,19 @@ def format_duration(seconds: float) -> str:
 
 
 def check_keywords(call: str, given: Iterable[str], known: Collection[str], advice: str = "") -> None:
-    """Raise the same TypeError as Python for an unknown keyword argument if a name in `given` is not in `known`."""
+    """Raise TypeError, with a hint, if `given` has a keyword argument that the function `call` does not know."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
-        near = import_module("difflib").get_close_matches(unknown, known, 1)  # import only when needed
+        near = import_module("difflib").get_close_matches(unknown, known, 1)  # rarely needed, so imported here
         hint = f"Did you mean {near[0]!r}?" if near else advice or f"It takes {', '.join(sorted(known))}"
         raise TypeError(f"{call}() got an unexpected keyword argument {unknown!r}. {hint}")
 
 
 def checking_keywords(kind: C) -> C:
     """
-    Make a dataclass with keyword-only fields refuse unknown keywords.
+    Class decorator: give a keyword-only dataclass better errors for unknown keyword arguments.
 
-    Use it as a decorator. The dataclass then raises the TypeError of `check_keywords`.
+    The dataclass then raises the TypeError of `check_keywords`, which suggests a similar name.
     """
     original = vars(kind)["__init__"]
 
@@ -145,7 +152,11 @@ def chunked(items: Iterable[T], most: int) -> Iterator[list[T]]:
 
 
 def chunked_by_size(items: Iterable[T], size: Callable[[T], int], largest: int, most: int) -> Iterator[list[T]]:
-    """Yield chunks of at most `most` items and a total size of at most `largest`; a larger item gets its own chunk."""
+    """
+    Yield chunks of at most `most` items whose sizes add up to at most `largest`.
+
+    An item larger than `largest` gets its own chunk. `size` returns the size of an item.
+    """
     chunk: list[T] = []
     total = 0
     for item in items:
