@@ -1,8 +1,9 @@
 """
-The smallest Redis ACL rule for each role, and a check that a user has the rights of a role.
+The smallest Redis ACL rule for each role, and a check that a Redis user has the rights of a role.
 
-Redis 7.0 has selectors, which limit each command to some keys: a producer may SET a body and GET a marker, but cannot
-GET a body. Redis 6.2 has no selectors, so a user may run each permitted command on each permitted key.
+Redis 7.0 has selectors, which limit each command to some keys. For example, a producer may write the body of a message
+with SET, but cannot read it with GET. Redis 6.2 has no selectors, so a user may run each permitted command on each
+permitted key.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 WORKER_KEY, REQUEST_KEY, STACKS_KEY = worker_key("*"), stack_request_key("*"), stacks_key("*")
 #: The pattern of the Redis keys of limits that several queues share.
 LIMIT_KEY = limit_key("*")
-#: Names in `Keys` that each stand for many Redis keys. For example, each message of a queue has its own key `msg`.
+#: Attributes of `Keys` that each stand for many Redis keys. For example, each message of a queue has its own key `msg`.
 FAMILIES = frozenset({"msg", "dedup", "lane", "line", "aside", "result"})
 #: Scripts whose files are in the package reliq.admin; the files of all other scripts are in reliq.lua.
 CHECKS = frozenset({"check", "check_keys"})
@@ -48,7 +49,7 @@ SCRIPTS: dict[Role, str] = {
     ),
     "exporter": "counts held_up key_queues",
 }
-#: The Redis keys of a queue with their types, except the keys `lane`, which store each client's last call.
+#: For each attribute of `Keys` the type of its Redis keys; without `lane`, which stores a client's last script call.
 _QUEUE = TYPES | {
     **dict.fromkeys(("asleep", "held", "rates", "ring"), "zset"),
     **dict.fromkeys(("ends", "history"), "stream"),
@@ -61,13 +62,13 @@ _READS = (
     "SISMEMBER SMISMEMBER SSCAN STRLEN TYPE XLEN XRANGE XREVRANGE ZCARD ZCOUNT ZLEXCOUNT ZMSCORE ZRANDMEMBER ZRANGE "
     "ZRANK ZREVRANGE ZSCAN ZSCORE"
 )
-#: The type of the Redis keys that a command accepts, by the first letter of the command: HGET accepts only hashes.
-#: Commands with other first letters accept keys of any type.
+#: For the first letter of a command, the type of the Redis keys that the command accepts. For example, HGET accepts
+#: only hashes. Commands with other first letters accept keys of any type.
 _OF_TYPE = {"G": "string", "M": "string", "H": "hash", "L": "list", "S": "set", "X": "stream", "Z": "zset"}
 
 
 def _reads(commands: str) -> list[tuple[str, str]]:
-    """For each command in a text, return the names of the Redis keys that the command can read."""
+    """Return each command in the text `commands`, with the attributes of `Keys` that the command can read."""
     rows = []
     for command in commands.split():
         wanted = "string" if command == "STRLEN" else _OF_TYPE.get(command[0])
@@ -75,7 +76,8 @@ def _reads(commands: str) -> list[tuple[str, str]]:
     return rows
 
 
-#: The commands that each role runs outside scripts, with their Redis keys: as names in `Keys`, or as full patterns.
+#: The commands that each role runs outside scripts, each with its Redis keys. The keys are attributes of `Keys`, or
+#: full patterns if they belong to no queue.
 ALONE: dict[Role, list[tuple[str, str]]] = {
     "producer": [("GETRANGE", "epoch map"), ("HGET", "plans"), ("HSET", QUEUES_KEY)],
     "consumer": [
@@ -122,14 +124,14 @@ ALONE: dict[Role, list[tuple[str, str]]] = {
     ],
 }
 
-#: Matches the shard number at the end of a hash tag. The name of a queue cannot end like this.
+#: Matches the number of a shard at the end of a hash tag, such as `#3.52}`. The name of a queue cannot end like this.
 _OF_SHARD = re.compile(r"#\d+\.\d+}")
 #: Characters that ACL rules cannot contain. `_patterns` replaces them by `?`, which matches any character.
 _QUOTED = re.compile("[ \"']")
 
 
 def rights(role: Role) -> dict[str, set[str]]:
-    """Return the Redis commands that a role needs, each with the names of its Redis keys ("" without a key)."""
+    """Return the Redis commands that a role needs, each with its Redis keys as in `ALONE` ("" without a key)."""
     if role == "viewer":
         allowed = {*_READS.split(), "INFO", "SCAN", "TIME"}
         return {command: names for command, names in rights("operator").items() if command in allowed}
@@ -146,13 +148,13 @@ def rights(role: Role) -> dict[str, set[str]]:
 @dataclass(frozen=True, slots=True)
 class AclRule:
     """
-    The rules of one Redis user, in the form of ACL SETUSER.
+    The rights of one Redis user, as arguments of the command ACL SETUSER.
 
     Attributes:
         user: name of the Redis user.
-        roles: roles that the rules permit.
-        rules: arguments of ACL SETUSER in their order. They change neither the passwords of the user nor its on or off
-            state.
+        roles: the roles in which the user may act.
+        rules: the arguments of ACL SETUSER, in order. They do not change the passwords of the user, and do not enable
+            or disable the user.
     """
 
     user: str
@@ -181,7 +183,7 @@ def acl_rule(
     without_eval: bool = False,
 ) -> AclRule:
     """
-    Return the smallest rule for a user with `roles` on `queues`.
+    Return the smallest ACL rule for a user that acts in `roles` on `queues`.
 
     Args:
         roles: any of `producer`, `consumer`, `operator`, `viewer` and `exporter`.
@@ -200,7 +202,8 @@ def acl_rule(
         raise ConfigurationError(f"an ACL rule needs at least one role of {', '.join(ROLES)}")
     if not queues:
         raise ConfigurationError("an ACL rule needs at least one queue: name it with --queue")
-    # `_patterns` replaces the shard number 1 by `*`, so the keys of shard 1 cover all shards except 0.
+    # The keys of shard 0 contain no shard number. In the keys of shard 1, `_patterns` replaces the number by `*`, so
+    # that the patterns match all other shards.
     queues = [*queues, *(queue.of_shard(1) for queue in queues if not queue.bare)]
     scripts = ["EVALSHA"] if without_eval else ["EVAL", "EVALSHA"]
     allowed = defaultdict[str, set[str]](set)
@@ -234,7 +237,14 @@ def _words(commands: Iterable[str]) -> list[str]:
 
 
 def _patterns(names: Iterable[str], queues: Sequence[Keys], access: str) -> set[str]:
-    """Return the ACL patterns of the Redis keys called `names`, for all `queues`."""
+    """
+    Return the ACL patterns that match the Redis keys `names` of `queues`.
+
+    Args:
+        names: attributes of `Keys`, or full patterns of keys that belong to no queue.
+        queues: the Redis keys of each queue.
+        access: the access to message bodies, for example `%W` for the right to write only; empty for full access.
+    """
     patterns = set()
     for name in names:
         for queue in queues if name else ():
@@ -244,14 +254,14 @@ def _patterns(names: Iterable[str], queues: Sequence[Keys], access: str) -> set[
 
 
 def key_of(keys: Keys, name: str) -> str:
-    """Return the Redis key with a name in `Keys`; if the name is in `FAMILIES`, return the prefix of all its keys."""
+    """Return the Redis key of an attribute of `Keys`; for an attribute in `FAMILIES`, return the prefix of its keys."""
     if name == "aside":
         return keys.aside("", 0).removesuffix("0:")
     return str(getattr(keys, name)("") if name in FAMILIES else getattr(keys, name))
 
 
-#: A script for Redis 7.0 or newer. It returns the commands that its user may not run. ARGV contains pairs of a command
-#: and its key; the key is empty for a command without a key.
+#: A script for Redis 7.0 or newer. It returns the commands that the current Redis user may not run. ARGV contains pairs
+#: of a command and a Redis key; the key is empty for a command without a key.
 _TEXT = """\
 local denied = {}
 for i = 1, #ARGV, 2 do
@@ -276,13 +286,13 @@ def denied_commands(role: Role, keys: Keys) -> Call[list[str]]:
 
 
 class AclActions(AdminBase):
-    """The rights of Redis users, and loading scripts for users without EVAL."""
+    """The methods that return ACL rules, and that load scripts for users without the right to run EVAL."""
 
     def acl(
         self, roles: Sequence[str], queues: Sequence[str], *, user: str = "", without_eval: bool = False
     ) -> AclRule:
         """
-        Return the smallest ACL rule for a user with `roles` on `queues`, for this server.
+        Return the smallest ACL rule for a user that acts in `roles` on `queues`, in the syntax of this server.
 
         Args:
             roles: any of `producer`, `consumer`, `operator`, `viewer` and `exporter`.
@@ -302,7 +312,7 @@ class AclActions(AdminBase):
 
     def load_scripts(self) -> list[str]:
         """
-        Load the scripts of this reliq version, for users without EVAL; return their names.
+        Load the scripts of this reliq version, for users without the right to run EVAL; return the scripts' names.
 
         Load the scripts again after Redis restarts, or after a failover to a replica that lacks them. In a Cluster,
         each primary and each replica loads them.

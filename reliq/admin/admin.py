@@ -26,7 +26,7 @@ class ReadOnlyAdmin(QueueReads, HistoryReads, MessageReads, ShowReads, KeyReads,
     Args:
         url: a Redis URL or a redis-py client; None for RELIQ_URL.
         layout: how the Redis keys of the queues are spelled.
-        shard: number of the only shard to read; None for all shards of a queue together.
+        shard: number of the only shard to read; None to read all shards of a queue together.
 
     Raises:
         ConfigurationError: no Redis URL is set, or reliq cannot use this Redis.
@@ -39,7 +39,7 @@ class Admin(
     """
     An operator's view of the queues of one Redis, with the methods that change them.
 
-    A bulk method works in bounded steps while the queue is in use. After each step, it calls `on_step` with the number
-    of ids that the step read, and the sum so far. An interrupted bulk method loses no message; call it again to
-    process the remaining messages.
+    A bulk method works in bounded steps, so it can run while the queue is in use. After each step, it calls `on_step`
+    with the number of ids that the step read, and with the result of all steps so far. An interrupted bulk method loses
+    no message; call it again to process the remaining messages.
     """

@@ -24,7 +24,7 @@ _END = object()
 
 
 def _twin(method: Callable[Concatenate[Admin, P], T]) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
-    """Return a method of `Admin` as a coroutine with the same parameters."""
+    """Return a coroutine function that runs a method of `Admin` in a thread, and has the same parameters."""
     progress = next((name for name in PROGRESS if name in signature(method).parameters), None)
 
     @wraps(method)
@@ -56,7 +56,7 @@ def _twin(method: Callable[Concatenate[Admin, P], T]) -> Callable[Concatenate[As
 def _each(
     method: Callable[Concatenate[Admin, P], Iterator[T]],
 ) -> Callable[Concatenate[AsyncAdmin, P], AsyncIterator[T]]:
-    """Return a generator method of `Admin` as an async generator with the same parameters."""
+    """Return an async generator function that runs a generator method of `Admin`, and has the same parameters."""
 
     @wraps(method)
     async def call(self: AsyncAdmin, /, *args: P.args, **options: P.kwargs) -> AsyncIterator[T]:
@@ -89,11 +89,15 @@ class AsyncAdmin:
 
     @property
     def place(self) -> str:
-        """The URL without its password, or the class of the redis-py client."""
+        """The URL of Redis without its password, or the class of the redis-py client that was passed as `url`."""
         return self._admin.place
 
     async def aclose(self) -> None:
-        """Close the connections; the next call opens new ones. Await or cancel running calls first."""
+        """
+        Close the connections to Redis; the next method call opens new connections.
+
+        Before you call this, await or cancel the methods that are running.
+        """
         await asyncio.to_thread(self._admin.close)
 
     check = _twin(Admin.check)

@@ -33,14 +33,15 @@ from reliq.supervisor.status import spare_the_collector
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The body of a message, about 100 bytes as JSON. To measure the pickup time, `sent` is set to the time of the publish.
+#: The body of a message, about 100 bytes as JSON. To measure pickup times, the benchmark sets `sent` to the time of the
+#: publish.
 BODY: dict[str, Any] = {"sent": 0.0, "text": "x" * 80}
 BYTES_PER_MESSAGE = 700
-#: The measurement of a drain starts when this share of the messages is left. By then, all processes run handlers.
+#: The benchmark starts to measure a drain when this share of the messages is left. By then, all processes run handlers.
 TIMED_SHARE = 0.9
 PICKUPS = 100
-#: The number of messages that a worker picks up before the measurement starts. They open the connections of the worker
-#: and of this process.
+#: The number of messages that a worker picks up before the benchmark measures pickup times. Meanwhile, the worker and
+#: this process open their connections to Redis.
 WARM_UP = 5
 PICKUP_PAUSE_SECONDS = 0.03
 POLL_SECONDS = 0.02
@@ -71,9 +72,12 @@ def server_in_use(url: str, messages: int) -> tuple[str, int]:
 
 def measure(url: str, messages: int) -> dict[str, float]:
     """
-    Measure publish, drain and pickup in a new queue; return each result by its name and unit.
+    Measure the rates of publishing and draining, and the pickup times, in a new queue.
 
-    The keys of the queue are deleted at the end, also after an error or Ctrl-C.
+    At the end, the Redis keys of the queue are deleted, even after an error or Ctrl-C.
+
+    Returns:
+        The results, each by a name with its unit, for example `pickup p50, ms`.
 
     Raises:
         ReliqError: a worker process ended early, or Redis did not answer.
@@ -95,7 +99,7 @@ def measure(url: str, messages: int) -> dict[str, float]:
             with _workers(url, queue.name, processes) as workers:
                 queue.resume()
                 began, timed = time.perf_counter(), messages
-                # If no message is left at the first check, measure the whole drain.
+                # If the workers have handled all messages before the first check, measure the whole drain.
                 if left := _wait(queue, workers, int(messages * TIMED_SHARE)):
                     began, timed = time.perf_counter(), left
                 _wait(queue, workers, 0)
@@ -117,7 +121,7 @@ def measure(url: str, messages: int) -> dict[str, float]:
 
 @contextmanager
 def _workers(url: str, queue: str, number: int) -> Iterator[list[Popen[str]]]:
-    """Run worker processes during a `with` block; the block starts when all processes are ready."""
+    """Run `number` worker processes during a `with` block. The block starts when all processes are ready."""
     command, environment = command_of("reliq.admin.bench")
     environment[URL_VARIABLE] = url
     start = partial(Popen, [*command, queue], env=environment, stdin=PIPE, stdout=PIPE, text=True, process_group=0)
@@ -136,7 +140,7 @@ def _line_of(worker: Popen[str]) -> str:
 
 
 def _wait(queue: Queue[Any], workers: list[Popen[str]], left: int) -> int:
-    """Wait until at most `left` messages of the queue are alive; return the number of living messages."""
+    """Wait until the queue has at most `left` living messages; return the number of its living messages."""
     while (alive := queue.counts().alive) > left:
         for worker in workers:
             if worker.poll() is not None:
@@ -160,7 +164,7 @@ def _delete(url: str, queue: Queue[Any]) -> None:
 
 
 def main(name: str) -> None:
-    """Handle messages of a queue until standard input ends; print the pickup times in seconds."""
+    """Handle messages of a queue until standard input ends; print the pickup time of each message in seconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     queue: Queue[dict[str, Any]] = Queue(name)
     consumer = Consumer()
@@ -171,7 +175,8 @@ def main(name: str) -> None:
             os.write(1, b"%f\n" % (time.time() - body["sent"]))
 
     spare_the_collector()
-    consumer.start(WorkerSettings(allow_eviction=True))  # the benchmark has checked that Redis will not evict messages
+    # The benchmark has checked that Redis has enough memory, so Redis will not evict messages.
+    consumer.start(WorkerSettings(allow_eviction=True))
     os.write(1, b"ready\n")
     sys.stdin.read()
     consumer.stop(1.0)

@@ -1,10 +1,10 @@
 """
 Publish the lines of a file; delete, cancel, move or redrive many messages, in bounded steps.
 
-A message in pending or garbage is removed by its id. From a list, only the oldest messages can be removed: to find a
-message in the middle, Redis would have to search the whole list in a single command. A message in the middle is
-cancelled instead: its body is deleted immediately, and its id is dropped when a worker claims it. A message counts as
-purged when its id is removed or dropped. A running message ends as cancelled.
+A delete removes messages from pending and garbage by their ids. From a list, it removes only the oldest messages: to
+find an id in the middle of a list, Redis would have to search the whole list in a single command. A message in the
+middle is cancelled instead: its body is deleted immediately, and the worker that claims its id drops the id. A message
+counts as purged when its id is removed or dropped. A running message ends as cancelled.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 #: you can repeat an interrupted redrive or move without publishing a message twice.
 COPY_WINDOW_SECONDS = 7 * DAY_SECONDS
 FASTEST_RATE = 1_000_000
-#: A step of a move reads bodies of at most this many bytes in total. A single larger body is a step of its own.
+#: A step of a move reads bodies of at most this many bytes in total. A body that is larger is moved in its own step.
 STEP_BYTES = 8 * MIB
-#: A move first postpones each message to at least this many ms from now. So no worker claims the message while the
+#: A move first postpones each message to at least this many ms from now, so that no worker claims the message while the
 #: move copies it.
 HOLD_MS = 60_000
 
@@ -68,10 +68,10 @@ _DEATH = re.compile(r"\.\d{13,}-\d+$")
 
 OnError = Literal["stop", "skip"]
 
-#: Each line is published as a message, and its id stays taken for this many seconds after the message ended. During
-#: this time, publishing the same file again publishes no line twice.
+#: Each line is published as a message. The id of the message stays taken for this many seconds after the message ended.
+#: If you publish the same file again during this time, no line is published twice.
 DEDUP_SECONDS = DAY_SECONDS
-#: One call to Redis contains at most this many bytes of bodies.
+#: The script call that publishes lines contains at most this many bytes of bodies.
 CALL_BYTES = 4 * MIB
 
 
@@ -81,11 +81,11 @@ class FilePublished:
     The result of publishing the lines of a file.
 
     Attributes:
-        lines: number of lines with a body, that is, lines that are not blank.
+        lines: number of lines that are neither blank nor malformed.
         published: number of lines that this run published.
         before: number of lines that an earlier run had published.
         cancelled: number of lines that Redis refused, because their messages were cancelled with a tombstone.
-        malformed: numbers, from 1, of the lines that are not JSON or are too large.
+        malformed: line numbers, from 1, of the lines that are not JSON or are too large.
     """
 
     lines: int = 0
@@ -95,14 +95,15 @@ class FilePublished:
     malformed: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """Return the numbers of published, previously published and cancelled lines as a text."""
+        """Return a text with the numbers of published, previously published and cancelled lines."""
         parts = [f"{self.published} published", f"{pluralize(self.before, 'was', 'were')} before"]
         if self.cancelled:
             parts.append(f"{pluralize(self.cancelled, 'was', 'were')} cancelled a short while ago")
         return ", ".join(parts)
 
 
-#: Called after each step, with the number of bytes of the file that the step processed, and the result so far.
+#: A callback that `publish_lines` calls after each step, with the number of bytes of the file that the step processed,
+#: and with the result of all steps so far.
 OnLines = Callable[[int, FilePublished], None]
 
 
@@ -111,7 +112,7 @@ class MessageActions(MessageReads):
 
     def publish(self, queue: str, body: bytes, *, raw: bool = False, **options: Unpack[PublishOptions]) -> Receipt:
         """
-        Publish encoded bytes as a body, with the options of `Queue.publish`; return the receipt.
+        Publish a message whose body is the bytes `body`, with the options of `Queue.publish`; return the receipt.
 
         Raises:
             BodyError: the body is not JSON, and `raw` is not set.
@@ -135,14 +136,14 @@ class MessageActions(MessageReads):
         """
         Publish each line of a file; after an interruption, call this again to publish the rest.
 
-        No line is published twice: the message ids are made from the content of the file and the line's number. An id
-        stays taken for `dedup` after its message ended, by default for a day.
+        No line is published twice, because the id of each message is made from the content of the whole file and the
+        number of the line. The id stays taken for `dedup` after the message ended, by default for a day.
 
         Args:
             raw: accept lines that are not JSON.
             on_error: what to do if a line is malformed: `stop` publishes nothing, `skip` publishes the other lines.
-            on_step: called after each step, with the number of bytes of the file that it processed, and the result so
-                far.
+            on_step: called after each step, with the number of bytes of the file that the step processed, and with the
+                result of all steps so far.
             options: options of `Queue.publish`, for all lines.
 
         Raises:
@@ -189,14 +190,14 @@ class MessageActions(MessageReads):
         """
         Cancel messages; return the result for each id.
 
-        Results: `cancelled`; `running` (the handler is notified); `not_found`. With `tombstone`, Redis refuses the id
-        of a `cancelled` message for that many seconds; otherwise, you can publish the id again immediately. The id of a
-        `running` message stays taken until the message has ended and its `dedup` time is over.
+        The result is `cancelled`, `running` (a handler runs the message, and is notified) or `not_found`. You can
+        publish the id of a `cancelled` message again immediately; with `tombstone`, only after that many seconds. The
+        id of a `running` message stays taken until the message has ended and its `dedup` time is over.
         """
         session = self._queue(queue)
         for_ms = tombstone_ms(tombstone)
         found: dict[str, CancelStatus] = {check_id(id): "not_found" for id in ids}
-        for at in (0, 1):  # while the number of shards changes, a message may be in its old or its new shard
+        for at in (0, 1):  # while the number of shards changes, a message may be in its new or its old shard
             for some in chunked([id for id, status in found.items() if status == "not_found"], BATCH_LIMIT):
                 homes = [(id, home) for id in some for home in session.homes(id)[at : at + 1]]
                 requests = [transitions.cancel(home.keys, [id], tombstone_ms=for_ms) for id, home in homes]
@@ -262,8 +263,8 @@ class MessageActions(MessageReads):
         Move messages of a state to another queue, with their ids, due times, retries left and headers.
 
         Each step postpones up to 250 messages to at least a minute from now, publishes them in the other queue, and
-        deletes them in this queue. If the move is interrupted, no message is lost. Repeat the move within that minute.
-        If you repeat it later, messages of the interrupted step may run in both queues.
+        deletes them in this queue. If the move is interrupted, no message is lost. Call it again within a minute;
+        later, messages of the interrupted step may run in both queues.
         """
         most = None if limit is None else check_int("limit", limit, least=1, most=10**9)
         session, place = self._state(queue, state, where, CANCELLABLE)
@@ -285,13 +286,13 @@ class MessageActions(MessageReads):
         """
         Publish dead letters again, oldest first, in their queue or in the queue `to`.
 
-        If the redrive is interrupted, no dead letter is lost. Call it again to publish the rest; no letter is
-        published twice.
+        If the redrive is interrupted, no dead letter is lost. Call it again to publish the remaining dead letters; no
+        dead letter is published twice.
 
         Args:
             limit: maximum number of dead letters; None for all.
             rate: maximum number of dead letters per second; None for no limit.
-            retries: maximum number of deliveries after the first; None for the number set by the original publish.
+            retries: maximum number of deliveries after the first; None for the number of the original publish.
             delay: seconds until the messages are due.
         """
         check_redrive(limit=limit, rate=rate, retries=retries, delay=delay)
@@ -336,7 +337,7 @@ def check_redrive(*, limit: int | None, rate: float | None, retries: int | None,
 
 def remove(part: StatePart, ids: list[str], *, free_ids: bool = False) -> Tally:
     """
-    Delete up to 500 messages that were read from a state, even if they are in another state now.
+    Delete up to 500 messages that were read from a state, even if they have moved to another state since.
 
     Args:
         part: the state in one shard, or the key queue, from which the messages were read.
@@ -348,8 +349,8 @@ def remove(part: StatePart, ids: list[str], *, free_ids: bool = False) -> Tally:
     if spot != "unack":
         line = {"state": "line", "line": spot.key} if isinstance(spot, KeyQueueState) else {"state": spot}
         purged = queue.run(transitions.purge(queue.keys, ids, free_ids=free_ids, **cast("Any", line)))
-    # From a list, `purge` has removed the first `purged` ids: cancel the ids after them. From a sorted set, `purge` may
-    # have removed any of the ids: cancel all ids, because `cancel` ignores removed ids.
+    # `purge` removes ids of a list in order, so it has removed the first `purged` ids: cancel the ids after them. From
+    # other states, `purge` may have removed any of the ids: cancel all ids, because `cancel` ignores removed ids.
     rest = ids[purged:] if is_list(spot) else ids if purged < len(ids) else []
     answers = queue.run(transitions.cancel(queue.keys, rest, kind="purged")) if rest else []
     after = _cancelled(rest, answers, "deleted")
@@ -372,9 +373,9 @@ class Copier:
     """
     Publishes copies of messages in another queue, then deletes the original messages.
 
-    In a Cluster, the queues are in different slots, so one script cannot publish and delete. If the process stops
-    between the two steps, a message is in both queues. A repeated call then only deletes the original, because Redis
-    answers `duplicate` to the publish.
+    In a Cluster, the two queues are in different slots, so no script can change both. If the process stops between the
+    publish and the delete, a message is in both queues. If the move or redrive is repeated, Redis reports the copy as a
+    duplicate, and only the original message is deleted.
 
     Args:
         target: the session of the other queue.
@@ -388,7 +389,11 @@ class Copier:
         run_blocking(to.known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
 
     def copy_letters(self, part: StatePart, letters: list[DeadLetter], retries: int | None, delay: Duration) -> int:
-        """Publish dead letters in the other queue, then delete them; return how many were published."""
+        """
+        Publish dead letters in the other queue, then delete them; return how many.
+
+        Dead letters that the other queue does not accept are kept.
+        """
         orders = dict[str, Copied[bytes]]()
         for letter in letters:
             before = QueueSettings().retries if letter.header.retries is None else letter.header.retries
@@ -440,9 +445,13 @@ class Copier:
 
     def _orders(self, queue: QueueSession, due: Mapping[str, int], now_ms: int) -> dict[str, Copied[bytes]]:
         """
-        Return the messages as objects for `publish_many` of the other queue.
+        Read messages of `queue`, and return them as objects for `publish_many` of the other queue.
 
         Messages without a body have ended, and are omitted.
+
+        Args:
+            due: the due time of each message id, in unix ms.
+            now_ms: the server's time.
         """
         keys, ids = queue.keys, list(due)
         lefts = queue.run(commands.retries_left(keys, ids))
@@ -475,14 +484,14 @@ class Copier:
         own |= {"headers": header.headers, "key": header.key, "priority": header.priority, "cost": header.cost}
         own["dedup"] = COPY_WINDOW_SECONDS
         *origin, publication_id = first_published(queue, old_id, header)
-        # A program in Go may have chosen an id that reliq does not allow: then the copy does not store the id.
+        # If a program in Go chose an id that reliq does not allow, the copy does not store the first publication.
         with suppress(ConfigurationError):
             check_id(origin[1])
             own |= {} if self._to.keys.bare else {"origin": origin, "publication_id": publication_id}
         return Copied(**own)
 
     def _accepts(self, order: Copied[bytes]) -> bool:
-        """Return whether the other queue accepts a message; messages of other programs may be invalid."""
+        """Return whether the other queue accepts a message. A message that another program published may be invalid."""
         try:
             message = self._writer.special(order)
         except (ConfigurationError, BodyError):
@@ -490,7 +499,7 @@ class Copier:
         return not (message.line and self._to.known_shards.map.served > 1)
 
     def _copies(self, orders: Sequence[Copied[bytes]]) -> set[str]:
-        """Return the ids that an earlier, interrupted move has already published in the other queue."""
+        """Return the ids of `orders` that an earlier, interrupted move has published in the other queue."""
         homes = [(order, home.keys) for order in orders for home in self._target.homes(str(order.id))]
         values = self._target.read_each([calls.value(keys, str(order.id)) for order, keys in homes], None)
         copies = set[str]()
@@ -502,22 +511,22 @@ class Copier:
 
 
 def postpone(queue: QueueSession, due: Mapping[str, int]) -> dict[str, RescheduleStatus]:
-    """Change the due times of messages; return the status of each id."""
+    """Set the due times of messages to the unix ms in `due`; return the status of each id."""
     answers = queue.run_all([transitions.reschedule(queue.keys, [id], at_ms=at_ms) for id, at_ms in due.items()])
     return {id: answer for id, (answer,) in zip(due, answers, strict=True)}
 
 
 def copy_id(letter: DeadLetter) -> str:
     """
-    Return the id that the message of a dead letter gets in another queue.
+    Return the id for the copy of a dead letter's message in another queue.
 
-    A dead letter always gets the same id. Two dead letters of the same message get different ids.
+    The same dead letter always gives the same id. Two dead letters of the same message give different ids.
     """
     id = f"{_DEATH.sub('', letter.id)}.{letter.letter}"
     try:
         return check_id(id)
     except ConfigurationError:
-        # The id is too long, or a program in Go chose an id that reliq does not allow: use a digest of the id.
+        # The new id is too long, or a program in Go chose an id that reliq does not allow: use a digest of the old id.
         digest = hashlib.sha256(letter.id.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return f"{digest}.{letter.letter}"
 
@@ -535,7 +544,7 @@ def _lines(file: BinaryIO, *, raw: bool) -> Iterator[tuple[int, bytes | None, in
     """
     Yield three values for each line that is not blank: its number, its body, and the file offset of its end.
 
-    The body is None if the line is malformed. Only the start of a too large line is kept in memory.
+    The body is None if the line is malformed. Of a line that is too large, only one part at a time is in memory.
     """
     file.seek(0)
     number = 0
