@@ -1,4 +1,9 @@
-"""Requests to Redis as values: scripts and plain commands, each with a parser for its reply."""
+"""
+Requests to Redis: script calls and plain commands, each with a parser for the reply of Redis.
+
+The functions of this module only create requests. Their docstrings describe what Redis does and returns when a client
+sends the request.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +33,12 @@ Clock = Callable[[], int]
 
 
 def id_text(raw: bytes) -> str:
-    """Return an id as text. An id of another program may be any bytes; `packed` restores these bytes."""
+    """Decode a message id. An id that another program wrote may be invalid UTF-8; `packed` restores its bytes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def raise_first(answers: list[Any]) -> list[Any]:
-    """Return answers, or raise the first exception among them."""
+    """Return the results `answers`; if some of them are exceptions, raise the first exception."""
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -42,9 +47,12 @@ def raise_first(answers: list[Any]) -> list[Any]:
 
 def answered(answers: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
     """
-    Return the answers of the available shards, and the numbers of the unavailable shards.
+    Return the results of the available shards, and the numbers of the unavailable shards.
 
-    Raise the first error if all shards are unavailable, or if a shard refused the request.
+    If all shards are unavailable, raise the first error. If the Redis of a shard refused the request, raise its error.
+
+    Args:
+        answers: the result or the exception of each shard, in the order of the shards.
     """
     away = tuple(at for at, answer in enumerate(answers) if isinstance(answer, RedisUnavailableError))
     if len(away) == len(answers):
@@ -53,7 +61,7 @@ def answered(answers: Sequence[Any]) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def of_every_shard(queue: str, done: str, answers: Sequence[Any]) -> list[Any]:
-    """Return the answers of all shards; raise RedisUnavailableError with the shard numbers if some are unavailable."""
+    """Return the results of all shards. If some shards are unavailable, raise an error that names these shards."""
     there, away = answered(answers)
     if away:
         others = ", ".join(str(at) for at in range(len(answers)) if at not in away)
@@ -66,25 +74,25 @@ def of_every_shard(queue: str, done: str, answers: Sequence[Any]) -> list[Any]:
 
 
 def no_events(_result: Any, /) -> Iterable[Event]:
-    """Return no events: observers are not notified about the request."""
+    """Return no events, so that observers are not notified about a request."""
     return ()
 
 
-#: Exceptions that a parser raises for a reply with an unexpected format.
+#: The exceptions that `parse` of a request may raise for a reply with an unexpected format.
 _UNREADABLE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """
-    One script with its keys and arguments; it is sent when a client runs it.
+    A script call: a Lua script with its keys and arguments. A client sends it to Redis.
 
     Attributes:
         script: the Lua script.
-        keys: KEYS, in the order of the script's header.
-        args: ARGV, in the order of the script's header.
-        parse: parses the reply; raises any exception if the reply is unexpected.
-        events: creates the events for observers from the parsed reply.
+        keys: KEYS of the script, in the order of its header.
+        args: ARGV of the script, in the order of its header.
+        parse: a function that parses the reply. It raises an exception of `_UNREADABLE` for an unexpected reply.
+        events: a function that creates the events for observers from the parsed reply.
     """
 
     script: Script
@@ -95,20 +103,20 @@ class Call(Generic[T]):
 
     @property
     def command(self) -> tuple[Arg, ...]:
-        """The EVALSHA command, with the script's digest."""
+        """The EVALSHA command, with the SHA-1 digest of the script."""
         return ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.args)
 
     @property
     def command_in_full(self) -> tuple[Arg, ...]:
-        """The EVAL command, with the script's text, for a server that has not cached the script."""
+        """The EVAL command with the full text of the script, for a server that has not cached the script."""
         return ("EVAL", self.script.text, len(self.keys), *self.keys, *self.args)
 
     def at(self, us: int) -> Call[T]:
-        """Return a copy with the time `us`, in unix microseconds; a call that has a time is returned unchanged."""
+        """Return a copy with the time `us` (unix microseconds). A script call that has a time is returned unchanged."""
         return replace(self, args=(us, *self.args[1:])) if self.args[0] == "" else self
 
     def read(self, reply: Any) -> T:
-        """Return the parsed reply; raise ProtocolError for an unexpected reply."""
+        """Parse a reply of Redis. Raise ProtocolError if its format is unexpected."""
         try:
             return self.parse(reply)
         except _UNREADABLE as error:
@@ -118,12 +126,12 @@ class Call(Generic[T]):
 @dataclass(frozen=True, slots=True)
 class Command(Generic[T]):
     """
-    One plain command that may be repeated safely; it is sent when a client runs it.
+    A plain Redis command that may be repeated safely. A client sends it to Redis.
 
     Attributes:
-        command: the command's name and arguments.
-        parse: parses the reply.
-        events: creates the events for observers from the parsed reply.
+        command: the name of the command and its arguments.
+        parse: a function that parses the reply. It raises an exception of `_UNREADABLE` for an unexpected reply.
+        events: a function that creates the events for observers from the parsed reply.
     """
 
     command: Sequence[Arg]
@@ -132,15 +140,15 @@ class Command(Generic[T]):
 
     @property
     def command_in_full(self) -> Sequence[Arg]:
-        """The same command; only scripts have a longer form."""
+        """The same as `command`, because only script calls have a full form."""
         return self.command
 
     def at(self, _us: int) -> Command[T]:
-        """Return the same command: plain commands use Redis' own clock."""
+        """Return this command unchanged, because plain commands always use the clock of Redis."""
         return self
 
     def read(self, reply: Any) -> T:
-        """Return the parsed reply; raise ProtocolError for an unexpected reply."""
+        """Parse a reply of Redis. Raise ProtocolError if its format is unexpected."""
         try:
             return self.parse(reply)
         except _UNREADABLE as error:
@@ -154,16 +162,17 @@ def _unreadable(name: str, error: Exception) -> ProtocolError:
     return ProtocolError(f"{name} got an unexpected reply ({type(error).__name__})")
 
 
-#: Seconds between two writes of a worker's record.
+#: A worker process writes its record to Redis every this many seconds.
 BEAT_SECONDS = 5.0
-#: A worker's record expires this many ms after its last write, so the record of a killed worker disappears.
+#: The record of a worker process expires this many ms after its last write, so the record of a killed process
+#: disappears.
 RECORD_MS = 15_000
-#: A worker is removed from the index this many seconds after the last write of its record.
+#: A worker process is removed from the worker index this many seconds after the last write of its record.
 FORGET_SECONDS = 3600
-#: A record lists at most this many running handlers.
+#: The record of a worker process lists at most this many running handlers.
 SLOTS_LIMIT = 200
 
-#: The numbers in a worker's record; a record with larger numbers is not from reliq and is ignored.
+#: A number in the record of a worker process. A record with a larger number was not written by reliq and is ignored.
 _Number = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 _Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
 
@@ -171,11 +180,11 @@ _Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """
-    A running handler.
+    A message in a running handler.
 
     Attributes:
-        attempt: 1 for the first delivery; None for a body without reliq's envelope.
-        started: when it started, in unix seconds by its worker's clock.
+        attempt: 1 for the first delivery; None for a message without reliq's envelope.
+        started: when the handler started, in unix seconds by the worker's clock.
     """
 
     queue: str
@@ -187,16 +196,18 @@ class RunningJob:
 @dataclass(frozen=True, slots=True)
 class Worker:
     """
-    The record of a worker process, at most BEAT_SECONDS old. Times are unix seconds by the worker's clock.
+    The record that a worker process writes to Redis every BEAT_SECONDS.
+
+    Times are unix seconds by the clock of the worker's machine.
 
     Attributes:
         version: the version of reliq.
-        queues: the queues from which it claims messages.
-        slots: how many handlers it can run at the same time.
+        queues: the queues from which the process claims messages.
+        slots: how many handlers the process can run at the same time.
         busy: how many handlers are running.
-        started: when it started.
-        last_claim: when it last completed its claims from all its queues.
-        seen: when this record was written.
+        started: when the process started.
+        last_claim: when the process last completed its claims from all its queues.
+        seen: when the process wrote this record.
         running: the running handlers, the longest running first; at most SLOTS_LIMIT.
     """
 
@@ -213,52 +224,53 @@ class Worker:
     running: tuple[RunningJob, ...] = ()
 
 
-#: If another program wrote the pause of a queue, at most this many characters of it are shown as the reason.
+#: If another program wrote the Redis key `paused` of a queue, show at most this many characters of its value as the
+#: reason of the pause.
 FOREIGN_REASON_LIMIT = 200
 
 _pause_decoder = msgspec.json.Decoder(Pause)
 
 
 def read_nothing(_reply: object) -> None:
-    """Ignore the reply."""
+    """Ignore the reply of Redis."""
 
 
 def read_bytes(reply: Any) -> bytes:
-    """Return a bytes reply; raise ValueError for any other type, because `bytes(n)` would return n zeros."""
+    """Return a reply that must be bytes. Raise ValueError for any other type (`bytes(n)` would return n zeros)."""
     if not isinstance(reply, bytes):
         raise ValueError  # noqa: TRY004  the same error as for other unexpected replies
     return reply
 
 
 def read_text(reply: bytes | None) -> str:
-    """Return a reply as text; None becomes an empty text."""
+    """Decode a reply of Redis. For the reply None, return an empty text."""
     return "" if reply is None else reply.decode("utf-8", "replace")
 
 
 def read_ids(reply: Sequence[bytes]) -> list[str]:
-    """Return a reply as ids."""
+    """Decode a reply of Redis that is a list of message ids."""
     return [id_text(one) for one in reply]
 
 
 def read_scores(reply: Any) -> list[tuple[str, float]]:
-    """Return ids with their scores, from a reply in RESP 2 or RESP 3."""
+    """Parse a reply with members of a sorted set and their scores. Scores beyond the valid times are limited."""
     return [(id, clamp_time(score)) for id, score in read_raw_scores(reply)]
 
 
 def read_raw_scores(reply: Any) -> list[tuple[str, float]]:
-    """Return ids with their scores, without a check; `read_scores` limits the scores to valid times."""
+    """Parse a reply (RESP 2 or 3) with members of a sorted set and their scores. The scores are not limited."""
     pairs = reply if reply and isinstance(reply[0], list | tuple) else zip(reply[::2], reply[1::2], strict=True)
     return [(id_text(member), float(score)) for member, score in pairs]
 
 
 def read_facts(reply: bytes) -> dict[str, str]:
-    """Return the fields of an INFO reply."""
+    """Parse the reply to INFO and return its fields with their values."""
     rows = (line.partition(":") for line in reply.decode("utf-8", "replace").splitlines())
     return {name: told for name, colon, told in rows if colon}
 
 
 def read_pause(reply: bytes) -> Pause:
-    """Parse a stored pause; if another program wrote the value, its first characters become the reason."""
+    """Parse the stored pause of a queue. If another program wrote it, its first characters become the reason."""
     try:
         return _pause_decoder.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -266,18 +278,18 @@ def read_pause(reply: bytes) -> Pause:
 
 
 def read_letter(row: Any, keys: Keys) -> DeadLetter:
-    """Return a dead letter from an entry of a shard's stream `dead`."""
+    """Parse an entry of the Redis stream `dead`, and return it as a dead letter."""
     name = row[0].decode()
     pairs = row[1]
-    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # an entry of another program may lack fields
+    fields = dict(zip(pairs[::2], pairs[1::2], strict=True))  # an entry of another program may lack some fields
     header, payload = open_envelope(fields.get(b"value", b""), bare=keys.bare)
     note = FailureNote.parse(fields.get(b"note"))
     attempts = note.attempt
     if attempts is None and header.retries is not None:
-        # Without a failure note, the last lease of the message expired when it had no retries left.
+        # An entry without a failure note means that the last lease of the message expired with no retries left.
         attempts = header.retries + 1
-    # The stream id contains the time of death. A letter that was moved from another shard has that time in the field
-    # `died`, because its stream id contains the time of the move.
+    # The id of the stream entry contains the time at which the message became a dead letter. If the dead letter was
+    # moved from another shard, the entry id contains the time of the move, and the field `died` the original time.
     death = fields.get(b"died", row[0]).split(b"-")[0]
     id = id_text(fields.get(b"id", b""))
     died = clamp_time((whole_number(death) or 0) / 1000)
@@ -293,29 +305,29 @@ SortedSet = Literal["pending", "unack"]
 
 
 def bodies(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
-    """Read the values of messages; a missing value is None."""
+    """Read the stored values (envelope and body) of messages. A missing value is None."""
     return Command(
         ("MGET", *map(keys.msg, ids)), lambda reply: [one if isinstance(one, bytes) else None for one in reply]
     )
 
 
 def body_start(keys: Keys, id: str, length: int) -> Command[bytes]:
-    """Read the first `length` bytes of a message's value; empty if Redis has no value."""
+    """Read the first `length` bytes of the stored value of a message; empty if Redis has no value."""
     return Command(("GETRANGE", keys.msg(id), 0, length - 1), read_bytes)
 
 
 def state_words(keys: Keys, ids: Sequence[str]) -> Command[list[StateWord]]:
-    """Read the state words of messages: their fields in the Redis hash `lease`."""
+    """Read the state words of messages. The state word of a message is its field in the Redis hash `lease`."""
     return Command(("HMGET", keys.lease, *ids), lambda reply: [StateWord.parse(one) for one in reply])
 
 
 def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
-    """Read how many retries messages have left, as bytes; None for a missing number."""
+    """Read for each message how many retries are left, as undecoded bytes; None if Redis has no number."""
     return Command(("HMGET", keys.retries_left, *ids), list)
 
 
 def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
-    """Read the earliest due time or lease deadline in unix seconds; None if the set is empty."""
+    """Read the lowest score (unix seconds): the earliest due time in `pending`, or the earliest end in `unack`."""
     return Command(
         ("ZRANGE", getattr(keys, place), 0, 0, "WITHSCORES"),
         lambda reply: next((score for _, score in read_scores(reply)), None),
@@ -323,43 +335,43 @@ def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
 
 
 def due_count(keys: Keys, now_seconds: float) -> Command[int]:
-    """Count the pending messages that are due."""
+    """Count the messages in the sorted set `pending` whose due time has passed."""
     return Command(("ZCOUNT", keys.pending, "-inf", f"{now_seconds:.3f}"), int)
 
 
 def held(keys: Keys, at: int = 0) -> Command[list[tuple[str, float]]]:
     """
-    Read up to BATCH_LIMIT ids in the sorted set `unack`, from index `at`.
+    Read up to BATCH_LIMIT message ids and their scores from the sorted set `unack`, beginning at index `at`.
 
-    The ids are sorted by the end of their lease or backoff, earliest first.
+    The score of an id is the end of its lease or backoff. The ids are sorted by score, the lowest first.
     """
     return Command(("ZRANGE", keys.unack, at, at + BATCH_LIMIT - 1, "WITHSCORES"), read_scores)
 
 
 def held_sample(keys: Keys, count: int) -> Command[list[str]]:
-    """Return up to `count` random ids in the sorted set `unack`."""
+    """Read up to `count` random message ids from the sorted set `unack`."""
     return Command(("ZRANDMEMBER", keys.unack, count), read_ids)
 
 
 def end_of(keys: Keys, place: List) -> Command[str]:
-    """Read the id that the next claim takes from a list; an empty text if the list is empty."""
+    """Read the id that the next claim would take from the list `ready` or `retry`; empty if the list is empty."""
     return Command(("LINDEX", keys.ready if place == "ready" else keys.retry, -1), lambda reply: id_text(reply or b""))
 
 
 def garbage(keys: Keys, count: int) -> Command[list[str]]:
-    """Return up to `count` ids in the set `garbage`."""
+    """Read up to `count` random message ids from the set `garbage`."""
     return Command(("SRANDMEMBER", keys.garbage, count), read_ids)
 
 
 def claims(keys: Keys) -> Command[int]:
-    """Return the number of deliveries that the queue has counted; it only grows."""
+    """Read how many deliveries were counted since the queue was created."""
     return Command(("HGET", keys.totals, "claimed"), lambda reply: int(reply or 0))
 
 
 def letters_between(
     keys: Keys, first: str, last: str, *, count: int, newest_first: bool = False
 ) -> Command[list[DeadLetter]]:
-    """Return up to `count` dead letters between two entries of the stream, both included."""
+    """Read up to `count` dead letters, from the stream entry `first` to the entry `last`, both included."""
     command, places = ("XREVRANGE", (last, first)) if newest_first else ("XRANGE", (first, last))
     return Command(
         (command, keys.dead, *places, "COUNT", count), lambda reply: [read_letter(row, keys) for row in reply]
@@ -367,7 +379,7 @@ def letters_between(
 
 
 def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
-    """Delete dead letters; return how many were deleted."""
+    """Delete the dead letters with these stream entry ids. Return how many were deleted."""
     return Command(("XDEL", keys.dead, *letters), int)
 
 
@@ -376,9 +388,9 @@ def delete_letters(keys: Keys, letters: Iterable[str]) -> Command[int]:
 
 def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command[str | None]:
     """
-    Wait for a wake token of one of the queues, or for a value in the list `poke`.
+    Wait until one of the shards has a wake token, or until another client pushes a value to the list `poke`.
 
-    Return the Redis key of the list with the token or value; None after a timeout.
+    Take the token or value, and return the Redis key of its list. Return None after `for_seconds`.
     """
     tokens = (keys.wake for keys in queues)
     return Command(
@@ -387,36 +399,36 @@ def wake_token(poke: str, queues: Sequence[Keys], for_seconds: float) -> Command
 
 
 def wake_token_at_once(keys: Keys) -> Command[bool]:
-    """Take the queue's wake token without waiting; return whether there was one."""
+    """Take a wake token of a shard without waiting. Return whether the shard had a token."""
     return Command(("LPOP", keys.wake), bool)
 
 
 def push_wake_token(keys: Keys) -> list[Command[Any]]:
-    """Add a wake token to the queue."""
+    """Add a wake token to a shard, unless it has one already."""
     return [Command(("RPUSH", keys.wake, "1"), int), Command(("LTRIM", keys.wake, 0, 0), bool)]
 
 
 def poke(key: str, lasts_ms: int) -> list[Command[int]]:
-    """Interrupt the `wake_token` call that waits for the list `key`; an unused poke expires after `lasts_ms`."""
+    """End a `wake_token` that waits for the list `key`: push a value, which expires after `lasts_ms`."""
     return [Command(("RPUSH", key, "1"), int), Command(("PEXPIRE", key, lasts_ms), int)]
 
 
 def drop_watch(keys: Keys) -> Command[int]:
-    """Delete the entry of the process that waits for the queue's next due time, so that another process waits."""
+    """Delete the name of the process that waits for the shard's next due time, so that another process waits."""
     return Command(("DEL", keys.watch), int)
 
 
 def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
-    """Pause claims from the queue for `for_ms`; if `for_ms` is None, until the queue is resumed."""
+    """Pause the queue, so that workers claim no messages, for `for_ms`; None means until `resume_queue`."""
     limit = () if for_ms is None else ("PX", for_ms)
     return Command(("SET", keys.paused, msgspec.json.encode(pause), *limit), read_nothing)
 
 
 def resume_queue(keys: Keys) -> list[Command[Any]]:
     """
-    End the pause and the throttling of the whole queue.
+    End the pause of the queue, and its throttling by a rate limit of the whole queue.
 
-    The first answer reports whether the queue was paused, the second whether it was throttled.
+    The first result is whether the queue was paused, the second result is whether it was throttled.
     """
     return [Command(("DEL", keys.paused), bool), Command(("ZREM", keys.asleep, ""), bool), *push_wake_token(keys)]
 
@@ -425,18 +437,18 @@ def resume_queue(keys: Keys) -> list[Command[Any]]:
 
 
 def register(entries: Sequence[str], now_seconds: int) -> Command[None]:
-    """Write the current time to the entries (queue names) of the queue registry; add missing entries."""
+    """Add the queues with the names `entries` to the queue registry, and store the current time for each."""
     pairs = [part for entry in entries for part in (entry, str(now_seconds))]
     return Command(("HSET", QUEUES_KEY, *pairs), read_nothing)
 
 
 def registry_size() -> Command[int]:
-    """Count the queues in the registry."""
+    """Count the queues in the queue registry."""
     return Command(("HLEN", QUEUES_KEY), int)
 
 
 def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Read about `count` entries of the registry; return the next cursor (0: no more) and the entries."""
+    """Read about `count` queue names from the queue registry. Return the next cursor (0 at the end) and the names."""
     return Command(
         ("HSCAN", QUEUES_KEY, cursor, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1][::2]))
     )
@@ -447,9 +459,9 @@ def registry_page(cursor: int, count: int) -> Command[tuple[int, list[str]]]:
 
 def write_worker(worker: Worker) -> list[Command[None]]:
     """
-    Write a worker's record and its index entry.
+    Write the record of a worker process, and its entry in the worker index.
 
-    Also remove workers from the index that have written no record for an hour.
+    Also remove all processes from the index that have not written their record for an hour.
     """
     return [
         Command(("SET", worker_key(worker.id), msgspec.json.encode(worker), "PX", RECORD_MS), read_nothing),
@@ -459,34 +471,34 @@ def write_worker(worker: Worker) -> list[Command[None]]:
 
 
 def remove_worker(id: str) -> list[Command[None]]:
-    """Remove a worker's record and its index entry."""
+    """Remove the record of a worker process, and its entry in the worker index."""
     return [Command(("DEL", worker_key(id)), read_nothing), Command(("ZREM", WORKERS_KEY, id), read_nothing)]
 
 
 def workers_alive(now_seconds: float, counted: Callable[[int], Any]) -> Command[None]:
-    """Count the live workers, whose records have not expired; pass the number to `counted`."""
+    """Count the worker processes whose records have not expired, and call `counted` with the number."""
     since = round(now_seconds - RECORD_MS / 1000)
     return Command(("ZCOUNT", WORKERS_KEY, since, "+inf"), lambda reply: counted(int(reply)))
 
 
 # ---- the server
 
-#: Where an operator sets a parameter of Redis; managed services deny CONFIG SET.
+#: Where an operator changes the configuration of Redis. Managed services do not allow CONFIG SET.
 PLACES = "in redis.conf, or in the parameter group or console of a managed Redis"
 
 
 def server_facts(section: str) -> Command[dict[str, str]]:
-    """Return a section of INFO."""
+    """Read one section of INFO and return its fields."""
     return Command(("INFO", section), read_facts)
 
 
 def server_ms() -> Command[int]:
-    """Return Redis' clock in unix ms."""
+    """Read the clock of Redis, in unix milliseconds."""
     return Command(("TIME",), lambda reply: int(reply[0]) * 1000 + int(reply[1]) // 1000)
 
 
 def confirmation(durability: Durability) -> Command[Confirmed]:
-    """Wait until the replicas or disks confirm earlier commands on this connection; return the confirmations."""
+    """Wait (WAIT or WAITAOF) until replicas or disks have the earlier writes of this connection."""
     count = durability.count
     timeout_ms = milliseconds(durability.timeout)
     if durability.kind == "replicas":
@@ -500,12 +512,12 @@ def confirmation(durability: Durability) -> Command[Confirmed]:
     return Command(("WAITAOF", int(durability.local), count, timeout_ms), on_disk)
 
 
-#: How many minutes of totals are kept.
+#: For how many minutes Redis keeps the totals that are stored once a minute.
 MINUTES_LIMIT = 180
-#: The length of a minute in ms.
+#: One minute in ms.
 MINUTE_MS = 60_000
 
-#: The stored totals of a minute are this many numbers, and then `due_ms`, which is a number or `-`.
+#: The stored text of `Totals` has this many numbers, and then `due_ms`, which is a number or `-` for None.
 _NUMBERS = 7
 
 
@@ -514,13 +526,13 @@ class Totals(NamedTuple):
     The totals of a queue, as stored once a minute.
 
     Attributes:
-        at_ms: when they were read, in unix ms by Redis' clock.
-        arrived: messages published or redriven.
-        failed: deliveries that ended in an error or by an expired lease.
-        dead: messages that became dead letters.
-        ended: messages that ended without an ack, including dead letters.
-        waiting: messages that are due and wait for a worker or for the turn of their key.
-        due_ms: when the oldest waiting message was due, in unix ms; None when no message waits or the time is unknown.
+        at_ms: when these totals were read, in unix ms by the clock of Redis.
+        arrived: how many messages were published or redriven.
+        failed: how many deliveries ended in an error or by an expired lease.
+        dead: how many messages became dead letters.
+        ended: how many messages ended without an ack, including dead letters.
+        waiting: how many messages are due and wait for a worker, or for other messages with the same message key.
+        due_ms: when the oldest waiting message was due, in unix ms; None if no message waits or the time is unknown.
     """
 
     at_ms: int
@@ -534,12 +546,12 @@ class Totals(NamedTuple):
 
     @property
     def sums_then(self) -> tuple[int, int, int, int, int]:
-        """The stored `arrived`, `acked`, `failed`, `dead` and `ended`, in the order that `sums` returns."""
+        """The stored `arrived`, `acked`, `failed`, `dead` and `ended`, in the same order as `sums` returns them."""
         return self.arrived, self.acked, self.failed, self.dead, self.ended
 
     @staticmethod
     def sums(totals: Mapping[str, int]) -> tuple[int, int, int, int, int]:
-        """Return `arrived`, `acked`, `failed`, `dead` and `ended`; each is the sum of some counts in `totals`."""
+        """Compute `arrived`, `acked`, `failed`, `dead` and `ended` from the counts in the Redis hash `totals`."""
         kinds = (
             ("published", "redriven"),
             ("acked",),
@@ -553,9 +565,10 @@ class Totals(NamedTuple):
 
 def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
     """
-    Read the stored totals of these minutes, given as unix minutes.
+    Read the stored totals of these unix minutes.
 
-    The caller must check `at_ms`, because an entry may still contain the totals from 180 minutes earlier.
+    If no totals were stored in one of these minutes, Redis may still have the totals from 180 minutes earlier. So the
+    caller must check `at_ms`.
     """
     return Command(
         ("HMGET", keys.minutes, *(minute % MINUTES_LIMIT for minute in minutes)),
@@ -564,7 +577,7 @@ def noted(keys: Keys, minutes: Sequence[int]) -> Command[list[Totals]]:
 
 
 def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
-    """Store a queue's totals of one minute. All stored totals expire 180 minutes after the last store."""
+    """Store the totals of a queue for one minute. If no totals are stored for 180 minutes, all of them expire."""
     minute = totals.at_ms // MINUTE_MS
     text = " ".join("-" if number is None else str(number) for number in totals)
     return [
@@ -574,7 +587,7 @@ def note(keys: Keys, totals: Totals) -> list[Command[Any]]:
 
 
 def _read(value: bytes | None) -> Totals | None:
-    """Parse the stored totals of a minute; None if another program wrote the value."""
+    """Parse the stored totals of one minute. Return None for no value or a value that another program wrote."""
     *texts, due = (value or b"").split(b" ")
     numbers = [number for text in texts if (number := whole_number(text)) is not None and number >= 0]
     if len(numbers) != len(texts) or len(numbers) != _NUMBERS or numbers[0] > LAST_SECOND * 1000:
@@ -590,12 +603,12 @@ REPORT_MS = 600_000
 @dataclass(frozen=True, slots=True)
 class HandlerStack:
     """
-    The stack of one running handler.
+    The call stack of one running handler.
 
     Attributes:
-        queue: the queue's name; empty for the thread of the event loop, which runs coroutines.
-        id: the message id; for a batch the id of the first message.
-        frames: the frames as `file:line function`, the innermost frame last.
+        queue: the queue's name; empty for the thread of the event loop, which runs the async handlers.
+        id: the message id; for a batch, the id of the first message.
+        frames: the frames of the stack as `file:line function`, the innermost frame last.
     """
 
     queue: str
@@ -606,12 +619,13 @@ class HandlerStack:
 @dataclass(frozen=True, slots=True)
 class StackReport:
     """
-    The stacks of a worker process' handlers at one moment.
+    The call stacks of the running handlers of a worker process.
 
     Attributes:
-        at: when the stacks were taken, in unix seconds by the worker's clock.
-        stacks: the stacks of the handlers that had run the longest, in that order.
-        left_out: how many other handlers were running; their stacks are left out.
+        at: when the stacks were read, in unix seconds by the worker's clock.
+        stacks: the stacks of the handlers, the longest running first. If async handlers run, the stack of the event
+            loop is the first.
+        left_out: how many stacks are not in `stacks`, because the size of the report is limited.
     """
 
     at: Annotated[float, msgspec.Meta(ge=0, le=LAST_SECOND)]
@@ -620,7 +634,7 @@ class StackReport:
 
 
 def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
-    """Read and delete the request for the stacks of a worker; call `asked` if there was a request."""
+    """If an operator has requested a `StackReport` of a worker process, delete the request and call `asked`."""
 
     def read(reply: bytes | None) -> None:
         if reply is not None:
@@ -630,5 +644,5 @@ def take_request(id: str, asked: Callable[[], Any]) -> Command[None]:
 
 
 def write_report(id: str, report: StackReport) -> Command[None]:
-    """Write the requested stacks of a worker."""
+    """Write the stack report that an operator has requested from a worker process."""
     return Command(("SET", stacks_key(id), msgspec.json.encode(report), "PX", REPORT_MS), read_nothing)
