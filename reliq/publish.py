@@ -1,9 +1,10 @@
 """
-Publishing: bodies and options become prepared messages, which are sent in one call to each shard.
+Publishing: check the options, encode the bodies, and send the messages to their shards.
 
-`Writer` checks options and encodes bodies. `Sender` sends the messages to their shards, combines the calls of async
-tasks into shared round trips, and waits for the confirmations that the durability requires. After a publish, at most
-once a minute, it also writes the queue to the queue registry. If that write fails, the publish is still successful.
+`Writer` checks options and encodes bodies. `Sender` sends the messages, with one script call to each shard. It sends
+the script calls of several async tasks together, and waits until replicas or disks have confirmed the messages, as the
+durability requires. After a publish, at most once a minute, `Sender` also writes the queue to the queue registry. If
+that write fails, the publish is still successful.
 """
 
 from __future__ import annotations
@@ -66,15 +67,17 @@ if TYPE_CHECKING:
     from reliq.settings import QueueSettings
 
 
-#: The keyword arguments of a publish.
+#: The names of the keyword arguments of `Queue.publish`.
 PUBLISH_KEYWORDS = frozenset({"durability", *PublishOptions.__annotations__})
-#: The value for a publish that requires no confirmations.
+#: The confirmations of a publish whose durability requires none.
 NOT_ASKED = Confirmed()
 
 
 def line_of(outgoing: OutgoingMessage[Any]) -> str:
     """
-    Return a message's key, a name for its priority, or an empty text; a cost above 1 is appended.
+    Return the name of a message's key queue, followed by its cost if the cost is above 1.
+
+    The name is the message key, or stands for the priority, or is empty for normal priority without a key.
 
     Raises:
         ConfigurationError: the key, the priority or the cost is not valid, or key and priority are given.
@@ -96,7 +99,7 @@ def line_of(outgoing: OutgoingMessage[Any]) -> str:
 
 
 def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
-    """Return `at` in unix ms (or None) and `delay` in ms; raise ConfigurationError if invalid or both are given."""
+    """Convert `at` to unix ms and `delay` to ms; raise ConfigurationError if they are invalid or both given."""
     delay_ms = milliseconds(seconds("delay", delay))
     if at is not None and delay_ms:
         raise ConfigurationError("give delay or at, not both")
@@ -104,7 +107,7 @@ def when(delay: Duration, at: datetime | None) -> tuple[int | None, int]:
 
 
 def unix_ms(at: datetime) -> int:
-    """Return an aware datetime in unix ms; raise ConfigurationError if it is naive or out of range."""
+    """Convert an aware datetime to unix ms; raise ConfigurationError if it is naive or out of range."""
     if not isinstance(at, datetime) or at.utcoffset() is None:
         raise ConfigurationError("at must be an aware datetime, such as datetime.now(UTC) + timedelta(hours=1)")
     unix = at.timestamp()
@@ -115,7 +118,7 @@ def unix_ms(at: datetime) -> int:
 
 
 class Conflict(NamedTuple):
-    """A valid `on_conflict` other than "keep", as arguments for `transitions.replace`."""
+    """The option `on_conflict`, checked and converted to arguments for `transitions.replace`; not for "keep"."""
 
     mode: ReplaceMode
     span_ms: int = 0
@@ -123,7 +126,7 @@ class Conflict(NamedTuple):
 
     @classmethod
     def of(cls, outgoing: OutgoingMessage[Any]) -> Conflict:
-        """Check `on_conflict` and the options given with it; raise ConfigurationError for an invalid combination."""
+        """Convert the `on_conflict` of a message; raise ConfigurationError for an invalid value or combination."""
         match outgoing.on_conflict:
             case "follow" | "replace" as mode:
                 conflict = cls(mode)
@@ -155,14 +158,14 @@ class Conflict(NamedTuple):
 
     @property
     def option(self) -> OnConflict:
-        """The `on_conflict` that the publisher gave; needed to publish the message again."""
+        """The value of `on_conflict` that the publisher gave, for publishing the message again."""
         if self.mode == "debounce":
             return Debounce(self.span_ms / 1000, self.most_ms / 1000)
         return Throttle(self.span_ms / 1000) if self.mode == "throttle" else self.mode
 
 
 class CallTerms(NamedTuple):
-    """The options that all messages of one call share; times are in ms."""
+    """The publish options that are equal for all messages of one script call. Durations are in ms."""
 
     at_ms: int | None
     delay_ms: int
@@ -175,10 +178,10 @@ class CallTerms(NamedTuple):
 
 class PreparedMessage(NamedTuple):
     """
-    One message ready to be sent.
+    A message with checked options and encoded body, ready to be sent.
 
     Attributes:
-        line: the message key or a name for the priority, and the cost, as returned by `line_of`.
+        line: the name of the key queue and the cost, as returned by `line_of`.
     """
 
     id: str
@@ -188,21 +191,22 @@ class PreparedMessage(NamedTuple):
 
     @property
     def is_generated(self) -> bool:
-        """Whether reliq generated the message id. Any shard may store such a message."""
+        """Whether reliq generated the message id. Such a message may be sent to any shard."""
         return self.terms.window_ms is None
 
 
 class ShardBatch(NamedTuple):
     """
-    Messages that go to one shard in one call, with the same options.
+    Messages that one script call publishes in one shard. They have the same options.
 
     Attributes:
-        places: the index of each message among all messages of the same publish.
-        keys: the keys of the shard.
-        fence: the version of the shard map that selected the shard; a shard with a newer map refuses chosen ids.
-        old_home: during a resize, the shard from which these ids move. It may still have earlier messages with these
-            ids, so the publisher first asks it which ids are free. None if the ids do not move.
-        may_detour: whether the messages may go to another shard if this shard cannot be reached.
+        places: for each message, its index in the list of all messages of the publish.
+        keys: the Redis keys of the shard.
+        fence: the version of the shard map by which the shard was selected. A shard with a newer shard map refuses
+            messages with chosen ids.
+        old_home: during a resize, the shard that these ids belonged to before. It may still store earlier messages with
+            these ids, so the publisher first asks it which ids are unused. None if the ids stay in their shard.
+        may_detour: whether the messages may be sent to another shard if this shard cannot be reached.
     """
 
     orders: list[PreparedMessage]
@@ -213,21 +217,21 @@ class ShardBatch(NamedTuple):
     may_detour: bool = False
 
     def question(self) -> Call[list[AskStatus]]:
-        """Return the call that asks `old_home`, the shard before a resize, which ids no message has there."""
+        """Return the script call that checks in `old_home`, the shard before a resize, which ids are unused there."""
         ids = [order.id for order in self.orders]
         terms = self.orders[0].terms
         ignores = terms.ignore_dedup or terms.conflict is not None
         return transitions.ask(self.old_home or self.keys, ids, fence=self.fence, replace=ignores)
 
     def free(self, answers: Sequence[AskStatus]) -> ShardBatch:
-        """Return a batch of only the messages whose ids are free; `answers` are the replies to `question`."""
+        """Return a batch with only the messages whose ids are unused, by the reply to `question` in `answers`."""
         free = [at for at, answer in enumerate(answers) if answer == "free"]
         return self._replace(orders=[self.orders[at] for at in free], places=[self.places[at] for at in free])
 
     def call(
         self, terms: CallTerms, call_number: transitions.CallNumber, *, remember_ms: int = transitions.REMEMBER_MS
     ) -> Call[transitions.PublishAnswer]:
-        """Return the call that publishes this batch with the options `terms`."""
+        """Return the script call that publishes the messages of this batch with the options `terms`."""
         lines = [order.line for order in self.orders]
         items = [(order.id, order.value) for order in self.orders]
         if (how := terms.conflict) is not None:
@@ -254,11 +258,14 @@ def by_shard(
     orders: Mapping[int, PreparedMessage], shards: Shards, map: ShardMap, *, may_detour: bool = False
 ) -> list[ShardBatch]:
     """
-    Group messages by their shard in `map` and, during a resize, by their old shard (see `ShardBatch.old_home`).
+    Group messages into batches for their shards.
+
+    During a resize, messages of a batch also have the same old shard (see `ShardBatch.old_home`).
 
     Args:
-        orders: the messages, by their indexes among all messages of the publish.
-        may_detour: whether a message with a generated id may go to another shard.
+        orders: the messages. Each dict key is the index of the message in the list of all messages of the publish.
+        map: the shard map, which assigns each id to a shard.
+        may_detour: whether a message with a generated id may be sent to another shard.
     """
     by_homes: dict[tuple[int, int], list[int]] = {}
     for place, order in orders.items():
@@ -281,10 +288,10 @@ def by_shard(
 
 class Writer:
     """
-    Converts bodies and options to prepared messages, and prepared messages to calls.
+    Checks the options of messages and encodes their bodies.
 
     Attributes:
-        shards: the shards of the queue, as last read.
+        shards: the shards of the queue, as last read from Redis.
     """
 
     def __init__(
@@ -303,13 +310,13 @@ class Writer:
         self, body: Any, options: PublishOptions, shard: int | None = None, *, call: str = "publish"
     ) -> PreparedMessage:
         """
-        Check the options and encode `body` into a prepared message.
+        Check the options, encode `body`, and return the prepared message.
 
-        A message without options has the queue's options and is due now.
+        Without options, the message gets the options of the queue and is due immediately.
 
         Args:
-            shard: the shard for a generated id; None for the next shard in rotation.
-            call: the name of the `Queue` method, for error messages.
+            shard: the shard of the message if its id is generated; None selects the next shard in rotation.
+            call: the name of the `Queue` method that was called, for error messages.
 
         Raises:
             ConfigurationError: an option is not valid.
@@ -325,7 +332,7 @@ class Writer:
         return PreparedMessage(new_id(shard), self._usual_start + self._payload(body), self._usual)
 
     def special(self, outgoing: OutgoingMessage[Any], shard: int = 0) -> PreparedMessage:
-        """Check and encode a message with its own options; raise the same exceptions as `order`."""
+        """Check and encode a message that has its own options; raise the same exceptions as `order`."""
         terms = self._terms(outgoing)
         id = new_id(shard) if outgoing.id is None else check_id(outgoing.id)
         payload = self._payload(outgoing.body)
@@ -363,9 +370,9 @@ class Writer:
         return PreparedMessage(id, start + payload, terms, line)
 
     def known_by(self, orders: list[PreparedMessage]) -> Messages:
-        """Return each message's id and a hash of its body and options, to recognize a repeated publish."""
+        """Return the id of each message and a hash of its body and options, for detecting a repeated publish."""
         terms = orders[0].terms
-        if terms.window_ms is None:  # a repeated publish gives the generated ids as chosen ids, so they have a `dedup`
+        if terms.window_ms is None:  # a repeated publish passes the generated ids as `id`, so they have a `dedup`
             terms = terms._replace(window_ms=milliseconds(self._settings.dedup))
         known = []
         for order in orders:
@@ -375,14 +382,14 @@ class Writer:
         return tuple(known)
 
     def failed(self, orders: list[PreparedMessage], error: ReliqError, *, unsent: bool = False) -> PublishFailed:
-        """Convert `error` to a PublishFailed; `unsent` means that Redis has certainly received nothing."""
+        """Convert `error` to a PublishFailed; `unsent` means that Redis has certainly not published the messages."""
         maybe_ran = getattr(error, "maybe_ran", False) and not unsent
         return PublishFailed(
             self.keys.name,
             tuple(order.id for order in orders),
             "unknown" if maybe_ran else "refused",
             str(error),
-            advised=not isinstance(error, LoginError),  # a LoginError already has advice in its text
+            advised=not isinstance(error, LoginError),  # the text of a LoginError already contains advice
             again=lambda rest: tuple(map(self._outgoing, rest)),
         )
 
@@ -425,7 +432,7 @@ class Writer:
         is_plain = outgoing.retries is None and outgoing.ttl is None and outgoing.id is None and outgoing.dedup is None
         conflict = None if outgoing.on_conflict == "keep" else Conflict.of(outgoing)
         if is_due_now and is_plain and not outgoing.ignore_dedup:
-            return self._usual  # the options of the queue are already checked
+            return self._usual  # `Queue` has already checked its own options
         settings = self._settings
         ttl = seconds("ttl", settings.ttl if outgoing.ttl is None else outgoing.ttl, least=0.001)
         retries = settings.retries if outgoing.retries is None else check_int("retries", outgoing.retries, most=1000)
@@ -439,21 +446,24 @@ class Writer:
         return CallTerms(*due, milliseconds(ttl), retries, window, bool(outgoing.ignore_dedup), conflict)
 
 
-#: A process writes a queue to the queue registry at most once in this many seconds. For this time after a write,
-#: `reliq delete` refuses to delete the queue, because a publishing process would not yet register the queue again.
+#: A publishing process writes its queue to the queue registry at most once in this many seconds. For this time after
+#: a write, `reliq delete` refuses to delete the queue, because the process would not yet write it again.
 NAMING_SECONDS = 60.0
 OLDEST_WITH_WAITAOF = (7, 2)
-#: One round trip carries at most this many calls.
+#: One round trip to Redis contains at most this many script calls.
 TOGETHER_LIMIT = 500
-#: One round trip carries at most this many bytes of bodies, unless a single call is larger.
+#: One round trip to Redis contains at most this many bytes of messages, unless a single script call is larger.
 TOGETHER_BYTES = 8 * MIB
-#: If Redis has not replied after this many seconds, the next round trip starts in parallel.
+#: If Redis has not replied to a round trip after this many seconds, the next round trip starts in parallel.
 OVERLAP_SECONDS = 0.1
-#: If a shard is unreachable, send messages with generated ids to another shard, at most this many times per publish.
+#: If a shard cannot be reached, messages with generated ids are sent to another shard, at most this many times for
+#: one publish.
 DETOURS = 2
-#: Seconds until the next try if the earlier message with an id is becoming a dead letter or moving to another shard.
+#: Seconds until a publish tries again, if the earlier message with the same id is about to become a dead letter or to
+#: move to another shard.
 ENDING_SECONDS = 0.05
-#: If a shard reports a newer shard map, a publish reads the map and tries again, at most this many times.
+#: If a shard reports a newer shard map, a publish reads the shard map from Redis and tries again, at most this many
+#: times.
 LOOKS = 5
 
 _SERVER_FACTS = (commands.server_facts("server"), commands.server_facts("persistence"))
@@ -461,9 +471,9 @@ _SERVER_FACTS = (commands.server_facts("server"), commands.server_facts("persist
 
 def registration(keys: Keys, clients: Clients) -> Command[None] | None:
     """
-    Return the command that writes a queue to the queue registry; None if this process wrote it within NAMING_SECONDS.
+    Return the command that writes a queue to the queue registry; the caller runs it.
 
-    The caller runs the command.
+    Return None if this process has already written the queue in the last NAMING_SECONDS.
     """
     now = time.monotonic()
     named = clients.connection().named
@@ -474,7 +484,7 @@ def registration(keys: Keys, clients: Clients) -> Command[None] | None:
 
 
 class Confirmer:
-    """Publishes and waits for confirmations, with clients that wait longer than usual for a reply."""
+    """Publishes batches and waits for their confirmations, with clients that wait longer than usual for a reply."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -484,11 +494,11 @@ class Confirmer:
         self, driver: Driver, call: Call[PublishAnswer], part: ShardBatch, durability: Durability
     ) -> tuple[PublishAnswer, Confirmed]:
         """
-        Publish a batch and wait for its confirmation; notify observers of missing confirmations.
+        Publish a batch, and wait until replicas or disks confirm it; notify the observers if they do not.
 
         Raises:
-            ConfigurationError: the server does not support the confirmation; nothing was published.
-            RedisUnavailableError, RedisRefusedError: the call failed.
+            ConfigurationError: the Redis server does not support this durability. Nothing was published.
+            RedisUnavailableError, RedisRefusedError: the script call failed.
         """
         client = self._clients.driven(driver, longer_seconds(durability))
         if durability.kind == "aof" and not self._has_waitaof:
@@ -509,7 +519,7 @@ class Confirmer:
         return answer, confirmed
 
     def _check_server(self, answers: Sequence[dict[str, str] | Exception], durability: Durability) -> None:
-        """Raise ConfigurationError if the server has no WAITAOF; accept a server that hides its version."""
+        """Raise ConfigurationError if the server has no WAITAOF or no AOF; accept a server that hides its version."""
         server, persistence = ({} if isinstance(facts, Exception) else facts for facts in answers)
         version = ServerVersion.read(server)
         if version.is_before(OLDEST_WITH_WAITAOF):
@@ -524,15 +534,15 @@ class Confirmer:
 
 def longer_seconds(durability: Durability) -> float:
     """
-    Return how many seconds to wait for a reply in addition to the usual timeout.
+    Return how many seconds to wait for the reply of Redis, in addition to the usual timeout.
 
-    The number is rounded up to a power of two, because each different number needs its own connections.
+    The number is rounded up to a power of two, because clients with different timeouts use separate connections.
     """
     return float(2 ** math.ceil(math.log2(max(1.0, seconds("timeout", durability.timeout)))))
 
 
 class Waiting(NamedTuple):
-    """A request, its size in bytes, and the future of its answer."""
+    """A request to Redis, its size in bytes, and the future that gets its result."""
 
     request: Request[Any]
     weight: int
@@ -541,9 +551,9 @@ class Waiting(NamedTuple):
 
 class Batcher:
     """
-    Combines the calls of many tasks into shared round trips.
+    Sends the requests of many async tasks to Redis in shared round trips.
 
-    A single call is sent immediately. During a round trip, further calls are collected for the next.
+    The first request is sent immediately. Requests that arrive during a round trip wait for the next round trip.
     """
 
     def __init__(self, client: Callable[[], AnyClient], *, for_seconds: float) -> None:
@@ -551,22 +561,26 @@ class Batcher:
         self._for_seconds = for_seconds
         self._waiting: deque[Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
-        # Strong references: the event loop keeps only weak references to tasks.
+        # These references keep the tasks alive, because the event loop itself has only weak references to tasks.
         self._rounds: set[asyncio.Task[None]] = set()
 
     async def run(self, request: Request[T], weight: int, *, once_sent: bool = False) -> T:
         """
-        Send `request`, which carries `weight` bytes, and return its answer, as `AnyClient.run` does.
+        Send a request and return its result, like `AnyClient.run`.
 
-        With `once_sent`, do not retry a request that could not be sent. If the caller is cancelled, the request still
-        runs.
+        If the calling task is cancelled, the request is sent nevertheless.
+
+        Args:
+            weight: the size of the request in bytes.
+            once_sent: whether to raise RedisUnavailableError immediately, without a retry, if the request certainly did
+                not run.
         """
         future = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(request, weight, future))
         if self._task is None:
             self._start()
         answer = await future
-        if isinstance(answer, RedisUnavailableError):  # the other requests have their answers: retry only this request
+        if isinstance(answer, RedisUnavailableError):  # the other requests of the round trip are not retried
             if once_sent and not answer.maybe_ran:
                 raise answer
             return await self._client().run(request, for_seconds=self._for_seconds)
@@ -580,7 +594,7 @@ class Batcher:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, _task: asyncio.Task[None]) -> None:
-        """Start a new task if callers still wait: the end of an event loop can cancel a task before their calls."""
+        """Start a new task if requests still wait, because the end of an event loop can cancel the task too early."""
         self._task = None
         self._waiting = deque(call for call in self._waiting if not call.answer.done())
         if self._waiting:
@@ -601,7 +615,7 @@ class Batcher:
             await asyncio.wait([trip], timeout=OVERLAP_SECONDS)
 
     async def _make(self, together: list[Waiting]) -> None:
-        """Send the calls in one round trip, and set the results for the callers that still wait."""
+        """Send the requests in one round trip, and set the results of the requests whose callers still wait."""
         try:
             answers = await self._client().run_all([call.request for call in together], for_seconds=self._for_seconds)
         except asyncio.CancelledError:
@@ -619,13 +633,13 @@ class Batcher:
 
 
 def _move(orders: list[PreparedMessage], places: Sequence[int], shard: int) -> None:
-    """Move the messages at the indexes `places` to another shard by changing their generated ids."""
+    """Assign the messages at the indexes `places` to another shard, by changing their generated ids."""
     for at in places:
         orders[at] = orders[at]._replace(id=of_shard(orders[at].id, shard))
 
 
 def check_one_shard(shards: Shards) -> None:
-    """Raise ConfigurationError if a queue has several shards; messages with keys need a single shard."""
+    """Raise ConfigurationError if a queue has several shards, because keys and limits need a single shard."""
     if (count := max(shards.map.served, shards.wanted or 1)) > 1:
         raise ConfigurationError(
             f"queue {shards.first.name!r} has {count} shards: keys, priorities, costs and limits need a queue of one shard"
@@ -633,7 +647,7 @@ def check_one_shard(shards: Shards) -> None:
 
 
 class Sender:
-    """Sends messages through the blocking or the async client."""
+    """Sends the messages of one queue to Redis, through a blocking or an async client."""
 
     def __init__(
         self, writer: Writer, shards: Shards, lanes: CallSequences, clients: Clients, observers: Sequence[Observer] = ()
@@ -654,13 +668,15 @@ class Sender:
         durability: Durability = Durability.NONE,
     ) -> list[Receipt]:
         """
-        Send the messages `orders`. In async code, the calls of many tasks share round trips.
+        Send messages to Redis, and return their receipts.
 
-        With `on_conflict`, try again for 2 s while an earlier message with a chosen id is about to become a dead letter
-        or is moving to another shard.
+        In async code, many tasks share round trips. With `on_conflict`, try again for up to 2 s while an earlier
+        message with the same id is about to become a dead letter or to move to another shard.
 
         Args:
-            confirmed: messages of the same `publish_many` that earlier calls confirmed; for `PublishFailed.confirmed`.
+            orders: the messages.
+            confirmed: how many messages of the same `publish_many` were published before. This number is added to
+                `PublishFailed.confirmed`.
 
         Raises:
             PublishFailed: Redis is unavailable or refuses the messages.
@@ -688,8 +704,8 @@ class Sender:
         done = None
         receipts: dict[int, Receipt] = {}
         try:
-            # If a fresh map has only one shard, send all messages in one call. Group them by shard only if that shard
-            # refuses the call.
+            # If the shard map was read recently and has only one shard, send all messages in one script call. Group
+            # them by shard only if this shard refuses them.
             is_whole = (
                 (map.n == map.was == 1 and self._shards.wanted in (None, 1))
                 and time.monotonic() < known.until
@@ -723,13 +739,13 @@ class Sender:
         is_stale: bool,
     ) -> None:
         """
-        Send messages to their shards; store their receipts in `receipts`, by the index of the message.
+        Send messages to their shards, and store their receipts in `receipts`, by the index of the message in `orders`.
 
-        If a shard reports a newer map, read the map and retry. If a shard is unreachable, messages with generated ids
-        get new ids for another shard.
+        If a shard reports a newer shard map, read it from Redis and try again. If a shard cannot be reached, give its
+        messages with generated ids new ids of another shard.
 
         Args:
-            is_stale: whether a shard has reported a newer map than the map in this process.
+            is_stale: whether a shard has already reported that the shard map of this process is outdated.
         """
         shards = self._shards
         map = shards.map
@@ -749,7 +765,7 @@ class Sender:
                         f"{map.epoch}: a failover may have lost the later map; restore it with: "
                         + shell_command("check", name, options=["--repair"])
                     )
-                if map.n == 1 < shards.map.n:  # the ids were generated when the queue had one shard
+                if map.n == 1 < shards.map.n:  # these ids were generated when the queue had one shard
                     _move(orders, [at for at, order in unsent.items() if order.is_generated], shards.turn())
                     unsent = {at: orders[at] for at in unsent}
                 map = shards.map
@@ -762,7 +778,8 @@ class Sender:
                 if isinstance(error, ConfigurationError):
                     raise
                 raise self._writer.failed(orders=[*unsent.values()], error=error, unsent=True) from error
-            # If a shard refuses its messages, read the map again before the next try, unless a shard is unreachable.
+            # If a shard refuses its messages, the next try first reads the shard map from Redis. After an unreachable
+            # shard, this is not needed.
             is_stale = True
             for part in parts:
                 done = await self._call(driver, part, durability)
@@ -777,7 +794,11 @@ class Sender:
     async def _ask_old_homes(
         self, driver: Driver, parts: list[ShardBatch], receipts: dict[int, Receipt]
     ) -> list[ShardBatch]:
-        """During a resize, store receipts for ids that are in use in an old shard; return the batches left to send."""
+        """
+        During a resize, check in the old shards which ids are in use there.
+
+        Store receipts for the messages whose ids are in use, and return batches with the other messages.
+        """
         ready = []
         for part in parts:
             if part.old_home is None:
@@ -787,7 +808,7 @@ class Sender:
             terms = part.orders[0].terms
             due = (time.time() * 1000 + terms.delay_ms if terms.at_ms is None else terms.at_ms) / 1000
             for place, order, status in zip(part.places, part.orders, statuses, strict=True):
-                if status == "duplicate" and terms.conflict:  # the message with this id is moving to its new shard
+                if status == "duplicate" and terms.conflict:  # the earlier message with this id is about to move
                     receipts[place] = Receipt(order.id, "ending", due)
                 elif status != "free" and status != "stale":  # noqa: PLR1714  mypy does not narrow a tuple
                     receipts[place] = Receipt(order.id, status, due)
@@ -800,8 +821,8 @@ class Sender:
         Send a batch to its shard.
 
         Returns:
-            The receipts of the batch. An empty list if the shard has a newer shard map and so refused the batch. None
-            if the shard could not be reached and the batch may go to another shard.
+            The receipts of the messages. An empty list if the shard has refused the batch because of a newer shard map.
+            None if the shard could not be reached and the batch may be sent to another shard.
         """
         call_number = self._lanes.take(self._writer.known_by(part.orders) if self._lanes.parked else ())
         call = part.call(part.orders[0].terms, call_number)
@@ -831,11 +852,11 @@ class Sender:
         return done
 
     def _batcher(self) -> Batcher:
-        """Return the batcher of the running event loop."""
+        """Return the `Batcher` of the running event loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._batchers:
-            # Remove closed loops: their last tasks can keep them alive. `keyrefs` copies the keys, so other threads may
-            # add their loops at the same time.
+            # Remove closed event loops, because their last tasks can keep them in memory. `keyrefs` returns a copy, so
+            # other threads may add event loops at the same time.
             for reference in self._batchers.keyrefs():
                 if (known := reference()) and known.is_closed():
                     self._batchers.pop(known, None)
@@ -843,15 +864,16 @@ class Sender:
         return self._batchers[loop]
 
     def _notify_ended(self, began: float, outcomes: Mapping[str, int]) -> None:
-        """Notify the observers of the end of a call that began at `began`."""
+        """Notify the observers that a publish has ended; `began` is its start by `time.monotonic`."""
         notify(self._watching, [PublishEnded(self._writer.keys.name, time.monotonic() - began, outcomes)])
 
     def _failed(self, part: ShardBatch, call_number: CallNumber, error: BaseException, began: float) -> bool:
         """
-        Return True if the shard of a batch could not be reached, so that the batch may go to another shard.
+        Handle the error of a failed script call. Return True if the caller may send the batch to another shard.
 
-        For other errors of Redis, raise PublishFailed. For all other errors, return False, and the caller raises them.
-        If Redis may have run the call, keep its number, so that a repeated publish repeats the same call.
+        This is possible if the shard of the batch could not be reached. For other errors of Redis, raise PublishFailed.
+        For all other errors, return False, and the caller raises them. If Redis may have run the script call, keep its
+        call number. With this number, a repeated publish does not publish the messages twice.
         """
         orders = part.orders
         failure = self._writer.failed(orders, error) if isinstance(error, ReliqError) else None
@@ -862,7 +884,7 @@ class Sender:
         self._notify_ended(began, {"refused" if is_refused else "unknown": len(orders)})
         if is_refused:
             self._lanes.give_back(call_number)
-        # With `ignore_dedup` or `on_conflict`, a repeated publish is a new call.
+        # With `ignore_dedup` or `on_conflict`, a repeated publish gets a new call number.
         elif not (orders[0].terms.ignore_dedup or orders[0].terms.conflict):
             self._lanes.park(call_number, self._writer.known_by(orders))
         if failure and not isinstance(error, ConfigurationError):
@@ -872,9 +894,9 @@ class Sender:
 
 def begun(executor: Executor, call: Callable[[], T]) -> Callable[[], T]:
     """
-    Start `call` in a thread and return a function that waits for its result.
+    Run `call` in a thread, and return a function that waits for its result.
 
-    After the main thread has ended, Python starts no threads. The returned function then makes the call itself.
+    After the end of the main thread, Python cannot start threads. Then the returned function runs `call` itself.
     """
     try:
         return executor.submit(call).result

@@ -589,8 +589,8 @@ class Queue(Generic[B]):
             The message id.
 
         Raises:
-            ConfigurationError: an option is not valid, `tx` has a wrong type or no open transaction, or the outbox table
-                does not exist.
+            ConfigurationError: an option is not valid, `tx` has a wrong type or no open transaction, or the outbox
+                table does not exist.
             BodyError: the body cannot be encoded or is too large.
 
         Example:
@@ -696,9 +696,9 @@ class Queue(Generic[B]):
                 which means no tombstone.
 
         Returns:
-            `cancelled` if the message was waiting; `running` if its handler runs, which can check `job.cancelled`;
-            `not_found` if the message has ended or never existed. If the reply of Redis is lost, the cancel is
-            repeated, so `not_found` can also mean that the first try cancelled the message.
+            `cancelled` if the message was waiting; `running` if a worker has claimed it, and its handler can check
+            `job.cancelled`; `not_found` if the message has ended or never existed. If the reply of Redis is lost, the
+            cancel is repeated, so `not_found` can also mean that the first try cancelled the message.
 
         Raises:
             ConfigurationError: an argument is not valid.
