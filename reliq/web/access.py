@@ -1,4 +1,4 @@
-"""Access to the web pages: rights of visitors, the token, and checks of host names and of forms from other sites."""
+"""Access control of the web pages: rights of visitors, login by token, and checks against requests from other sites."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",  # with `no-referrer`, a browser would send a form over HTTP with `Origin: null`
+    "Referrer-Policy": "same-origin",  # with `no-referrer`, browsers send forms with `Origin: null`
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: How many seconds a login cookie is valid.
 LOGIN_SECONDS = 12 * 3600
-#: The fewest characters of a token; a shorter token could be guessed.
+#: A token must have at least this many characters, because a shorter token could be guessed.
 TOKEN_LENGTH = 16
 
 
@@ -40,8 +40,8 @@ def is_known_host(host: str, names: frozenset[str]) -> bool:
     """
     Return whether a Host header is an IP address, localhost or in `names`.
 
-    Other names are refused against DNS rebinding: an attacker can point a domain name at this server, and a page under
-    that name could then read our pages in a visitor's browser.
+    This check prevents DNS rebinding. In this attack, an attacker lets a domain name point to this server. A page of
+    the attacker under that name could then read the web pages of reliq in a visitor's browser.
     """
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     name = name.lower().removesuffix(".")
@@ -61,8 +61,9 @@ def is_cross_site(request: Request) -> bool:
     """
     Return whether a page of another site may have made the browser send this request.
 
-    A browser reports the origin of a request in Sec-Fetch-Site; an older browser reports it in Origin. A program sends
-    neither header. It must send `Authorization: Bearer`, which another site cannot make a browser send.
+    A browser reports where a request comes from in the header Sec-Fetch-Site, and an older browser in the header
+    Origin. A program sends neither header. So a program must send the header `Authorization: Bearer`, because another
+    site cannot make a browser send this header.
     """
     if request.method in SAFE_METHODS:
         return False
@@ -87,10 +88,10 @@ class Access(Flag):
     The rights of a visitor. BODIES and WRITE include READ, so `Access.WRITE | Access.BODIES` gives all rights.
 
     Attributes:
-        NONE: nothing.
+        NONE: no rights.
         READ: see queues, messages and workers, without the contents of messages.
-        BODIES: also see bodies, headers and the texts of errors, when the visitor asks for them.
-        WRITE: also pause, cancel, redrive, delete.
+        BODIES: also see message bodies, message headers and error texts, when the visitor asks for them.
+        WRITE: also change queues and messages: pause, cancel, redrive, delete.
     """
 
     NONE = 0
@@ -123,7 +124,7 @@ class Visitor:
 
 def visitor_of(answer: object) -> Visitor:
     """
-    Convert the return value of an access resolver to a visitor.
+    Return the visitor for the return value of the application's `access` function.
 
     Raise TypeError if the value is neither an `Access` nor a `Visitor`.
     """
@@ -136,10 +137,11 @@ def visitor_of(answer: object) -> Visitor:
 
 class Token:
     """
-    The secret of the web pages: programs send it in a header, and a person exchanges it for a login cookie.
+    The token of the web pages: programs send it with each request, and a person logs in with it and gets a cookie.
 
-    A cookie holds its expiry time and a signature made with the token. So every process with the same token accepts
-    the cookie. One-time tokens and logouts are stored only in this process. Call the methods from one event loop.
+    A login cookie contains its expiry time and a signature made with the token. So every process with the same token
+    accepts the cookie. One-time tokens and logouts are stored only in this process. The class is not thread-safe: call
+    all methods from the same event loop.
 
     Args:
         text: the token.
@@ -160,31 +162,32 @@ class Token:
         self._key = hashlib.sha256(text.encode()).digest()
         self._once: set[str] = set()
         self._ended: dict[str, float] = {}
-        # The name depends on the token, because servers on different ports of a host would overwrite a common cookie.
+        # The name of the cookie depends on the token. Otherwise, servers on different ports of a host would overwrite
+        # each other's cookies, because browsers ignore the port.
         self.cookie = f"reliq_{hashlib.sha256(b'name' + self._key).hexdigest()[:8]}"
 
     def is_token(self, text: str) -> bool:
-        """Return whether `text` is the token; the comparison takes constant time, against timing attacks."""
+        """Return whether `text` is the token. The comparison takes constant time, to prevent timing attacks."""
         return hmac.compare_digest(hashlib.sha256(text.encode("utf-8", "replace")).digest(), self._key)
 
     def once(self) -> str:
-        """Return a new one-time token: `take` accepts it once, to log one browser in without the site's token."""
+        """Return a new one-time token, with which one browser can log in once."""
         word = secrets.token_urlsafe(24)
         self._once.add(word)
         return word
 
     def knows(self, word: str) -> bool:
-        """Return whether `word` is a one-time token that has not been used yet."""
+        """Return whether `word` is a one-time token that was not used yet; the token stays valid."""
         return word in self._once
 
     def take(self, word: str) -> bool:
-        """Use up a one-time token; return False if it was used before or never existed."""
+        """Use up a one-time token. Return False if it was used before or never existed."""
         used = word in self._once
         self._once.discard(word)
         return used
 
     def login(self, now: float) -> str:
-        """Return the value of a new login cookie, valid for LOGIN_SECONDS from `now` in unix seconds."""
+        """Return the value of a new login cookie. It is valid for LOGIN_SECONDS from `now`, in unix seconds."""
         text = f"{round(now) + LOGIN_SECONDS}.{secrets.token_urlsafe(12)}"
         return f"{text}.{self._sign(text)}"
 

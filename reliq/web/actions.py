@@ -1,7 +1,8 @@
 """
-The forms that change something: a table of short actions, each a single call of `Admin`, and background tasks.
+The forms of the web pages that change queues and messages, or start a check.
 
-A background task runs in a thread of this process and reports its progress. It continues after its visitor leaves.
+An `Action` is short: it calls one method of `Admin`. A long change or check runs as a background task, in a thread of
+this process, and reports its progress on a page. It continues after the visitor closes the page.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The most background writes that run at the same time; the same limit applies separately to checks.
+#: The maximum number of running background tasks that change messages, and also the maximum number of running checks.
 RUNNING_LIMIT = 8
-#: The most checks of one visitor that run at the same time.
+#: The maximum number of checks that a single visitor may run at the same time.
 CHECKS_PER_VISITOR = 2
-#: The most background tasks, running and ended, that this process keeps for the page of tasks.
+#: The maximum number of background tasks, running and ended, that this process keeps for the page of tasks.
 REMEMBERED = 50
-#: The fields of the form that sets limits, with their types. Weights have no field; `reliq limits` changes them.
+#: The fields of the form that sets the limits of a queue, with their types. The form has no weights: only the command
+#: `reliq limits` changes them.
 LIMITS: Mapping[str, Callable[[str], Any]] = {
     "ordered": bool,
     "per_key": int,
@@ -50,17 +52,19 @@ LIMITS: Mapping[str, Callable[[str], Any]] = {
 
 class Action(NamedTuple):
     """
-    A form whose action is one call of a method of `Admin`; the visitor needs the right WRITE.
+    A form that calls one method of `Admin`. The visitor needs the right WRITE.
 
     Attributes:
-        method: the method. Its arguments are the admin, the values in the path, and the subject. Its name is also the
-            name of the route.
-        page: the route of the page that the visitor sees after the call.
-        subject: the form field with the key, message id or periodic job; empty if the form is about the queue.
-        fields: the other form fields, with their types. Fields that are not empty are passed as keyword arguments.
+        method: the method of `Admin`, or a function with an `Admin` as the first argument. The other arguments are the
+            values in the path, such as the queue, and the value of `subject`. Its name is also the name of the route.
+        page: the route of the page that the browser opens after the call.
+        subject: the name of the form field with the message key, message id or name of a periodic job. Empty if the
+            form applies to the whole queue.
+        fields: the other form fields, with functions that convert their texts. Fields that the visitor has filled in
+            are passed as keyword arguments.
         done: the sentence that the page shows after the call.
-        others: the sentences that the page shows instead of `done`, for some return values of the method.
-        parent: the start of the form's path; the name of the route follows it.
+        others: for some return values of the method, the sentence that the page shows instead of `done`.
+        parent: the path of the form is `parent`, a slash, and the name of the route.
     """
 
     method: Callable[..., Any]
@@ -77,7 +81,7 @@ class Action(NamedTuple):
         return self.method.__name__
 
     def answer(self, context: RequestContext) -> Response:
-        """Call the method with the fields of the form, log the call, and redirect to the page."""
+        """Call the method with the fields of the form, log the call, and redirect the browser to `page`."""
         subject = {self.subject: context.text(self.subject)} if self.subject else {}
         names = [*context.path.values(), *subject.values()]
         fields = {name: context.value(name, kind) for name, kind in self.fields.items()}
@@ -121,7 +125,7 @@ ACTIONS = (
     Action(Admin.delete_schedule, "schedules", "name", {}, "Deleted: its published messages stay."),
     Action(Admin.ask_stacks, "worker", "", {}, "The stacks arrive within 5 seconds.", parent="/workers/{id}"),
 )
-#: The sentences that a page shows after an action, by the value of the page's query field `done`.
+#: The sentence that a page shows after a form was sent, for each value of the query field `done` in the page's URL.
 NOTICES = {"stop": "It stops after its step.", "stop-ended": "It had ended already."}
 for _action in ACTIONS:
     NOTICES[_action.name] = _action.done
@@ -129,21 +133,21 @@ for _action in ACTIONS:
 
 
 class _Stopped(Exception):  # noqa: N818  a control flow signal, not an error
-    """Ends the work of a background task that a visitor has stopped."""
+    """Raised in the thread of a background task to end it, after a visitor has stopped the task."""
 
 
 @dataclass(slots=True)
 class BackgroundTask:
     """
-    A long write or check that runs in a thread.
+    A long change or check of a queue, which runs in a thread of this process.
 
     Attributes:
         title: the name of the task on its page and in log lines.
         by: the name of the visitor who started the task; empty if unknown.
         visitor: the name and the IP address of this visitor, as NAME@ADDRESS.
         only_reads: whether the task is a check, which visitors without the right WRITE may start and stop.
-        total: how many messages the state had when the task started; None if unknown.
-        started, ended: unix seconds by the clock of this process.
+        total: the number of messages in the state when the task started, for the progress bar; None if unknown.
+        started, ended: when the task started and ended, in unix seconds by the clock of this process.
         done: how many messages the task has processed.
         state: `running`, `finished`, `stopped` or `failed`.
         outcome: the text of the result so far.
@@ -166,14 +170,14 @@ class BackgroundTask:
     is_stopped: bool = False
 
     def step(self, looked: int, outcome: object) -> None:
-        """Update the progress after a step; raise `_Stopped` if a visitor has stopped the task."""
+        """Store the progress after a step of the task; raise `_Stopped` if a visitor has stopped the task."""
         self.done += looked
         self.outcome = str(outcome)
         if self.is_stopped:
             raise _Stopped
 
     def run(self, work: Callable[[], object]) -> None:
-        """Call `work` in this thread, store its result as the outcome, and log how the task ended."""
+        """Call `work` in this thread, store its return value as `outcome`, and log how the task ended."""
         state = "failed"
         try:
             self.outcome = str(work())
@@ -193,14 +197,14 @@ class BackgroundTask:
 
 
 class BackgroundTasks(dict[str, BackgroundTask]):
-    """The running and the last ended background tasks of this process, by task id, newest last."""
+    """The background tasks of this process by task id, newest last: all running tasks, and the last ended tasks."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
 
     def start(self, task: BackgroundTask, work: Callable[[], object]) -> bool:
-        """Start a task that calls `work` in a thread; return False if too many tasks run."""
+        """Start a task, which calls `work` in a thread. Return False if too many tasks run already."""
         with self._lock:
             alike = [one for one in self.values() if one.state == "running" and one.only_reads == task.only_reads]
             own = [one for one in alike if one.visitor == task.visitor]
@@ -215,7 +219,7 @@ class BackgroundTasks(dict[str, BackgroundTask]):
 
 
 def purge(context: RequestContext) -> Response:
-    """Start a task that deletes messages of a state, or dead letters."""
+    """Start a background task that deletes messages of a state, or dead letters."""
     state = check_place(context.text("state"), PURGEABLE)
     where = context.filter(state)
     title = "delete of dead letters" if state == "dead" else f"delete of {state} messages"
@@ -224,12 +228,12 @@ def purge(context: RequestContext) -> Response:
 
 
 def redrive(context: RequestContext) -> Response:
-    """Start a task that publishes dead letters again."""
+    """Start a background task that publishes dead letters again."""
     where = context.filter("dead")
     kinds = {"limit": int, "rate": float, "retries": int}
     options: dict[str, Any] = {name: context.value(name, kind) for name, kind in kinds.items()}
     options["delay"] = context.value("delay", duration) or 0.0
-    check_redrive(**options)  # raises for wrong options: the visitor sees an error, and no task starts
+    check_redrive(**options)  # for wrong options, raise an error before the task starts
     admin = context.admin
     total = admin.count(context.queue, "dead")
     return _start(
@@ -238,9 +242,9 @@ def redrive(context: RequestContext) -> Response:
 
 
 def check(context: RequestContext) -> Response:
-    """Start a task that checks every message of a queue for inconsistent data; the task changes nothing."""
+    """Start a background task that checks each message of a queue for inconsistent data, and changes nothing."""
     admin = context.admin
-    admin.account(context.queue)  # raises for an unknown queue: the visitor sees an error, and no task starts
+    admin.account(context.queue)  # for an unknown queue, raise an error before the task starts
 
     def work(task: BackgroundTask) -> str:
         report = admin.check(
@@ -261,7 +265,7 @@ def _start(
     *,
     only_reads: bool = False,
 ) -> Response:
-    """Start a background task and redirect to its page; raise PageError if too many tasks run."""
+    """Start a background task and redirect the browser to its page; raise PageError if too many tasks run."""
     who = context.visitor.who
     layout = context.text("layout")
     task = BackgroundTask(title, context.queue, layout, who, f"{who}@{context.address}", only_reads, total)
@@ -272,13 +276,13 @@ def _start(
 
 
 def run_cron(context: RequestContext) -> Response:
-    """Start a task that asks a worker to publish the message of a periodic job now."""
+    """Start a background task that asks a worker to publish the message of a periodic job now."""
     name = context.text("name")
     return _start(context, f"run of {name}", lambda task: f"published {context.admin.run_cron(task.queue, name)}")
 
 
 def stop(context: RequestContext) -> Response:
-    """Stop a task after its current step; visitors without the right WRITE may stop only checks."""
+    """Stop a background task after its current step. Visitors without the right WRITE may stop only checks."""
     id = context.path["id"]
     task = context.app.tasks.get(id)
     if task is not None and not task.only_reads and not context.visitor.may(Access.WRITE):
@@ -293,7 +297,7 @@ def stop(context: RequestContext) -> Response:
 
 
 def log(context: RequestContext, *words: str) -> None:
-    """Log an action with its visitor; discard the sample that pages share, so that the next page shows the change."""
+    """Log which visitor did what; discard the shared sample of the queues, so that the next page shows the change."""
     context.app.last.forget()
     who = context.visitor.who
     line = f"web: {who or 'a visitor'} at {context.address}: {' '.join(words)}"

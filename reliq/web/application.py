@@ -1,7 +1,7 @@
 """
-The ASGI application of the web pages: routes with the right that each needs, login, and error pages.
+The ASGI application of the web pages: routes and the rights they need, login, and error pages.
 
-Pages are rendered in separate threads, so that they take no threads of an application in which they are mounted.
+Pages are rendered in threads of their own. So they do not block the threads of an application that mounts the pages.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ if TYPE_CHECKING:
 
     from reliq.redis.url import Target
 
-    #: A function that returns the rights of a request's visitor; `Access.by` adds the visitor's name.
+    #: The type of the argument `access`: a function that returns the rights of the visitor who sent a request.
     Resolver = Callable[[Request], Access | Visitor | Awaitable[Access | Visitor]]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: The most pages that are rendered at the same time; further requests wait.
+#: The maximum number of pages that are rendered at the same time. Further requests wait.
 PAGES_AT_ONCE = 16
 _threads = ThreadPoolExecutor(PAGES_AT_ONCE, "reliq-web")
-#: The largest body of a form in bytes.
+#: The maximum size of a sent form in bytes.
 FORM_BYTES = 65_536
-#: How many seconds a client may take to send a form.
+#: A client must send a form within this many seconds.
 FORM_SECONDS = 10.0
-#: How many seconds the answer to a wrong token is delayed, to slow down guessing.
+#: The response to a login with a wrong token is delayed by this many seconds, to slow down attackers who guess tokens.
 FAILED_LOGIN_SECONDS = 1.0
-#: After how many seconds an error page reloads itself if Redis was unavailable.
+#: If Redis was unavailable, the error page reloads itself after this many seconds.
 RETRY_SECONDS = 5
 FORM_TYPE = "application/x-www-form-urlencoded"
-#: Under this key, the scope of a page contains the scope that `Application` received. The access resolver gets a
-#: request with the received scope, so that `request.app` is the application that mounts the pages.
+#: The ASGI scope of a page contains the original scope under this key, as `Application` received it. The `access`
+#: function gets a request with the original scope, so that `request.app` is the application that mounts the pages.
 HOST = "reliq.host"
 
 
@@ -88,7 +88,7 @@ class WebPage(NamedTuple):
     A route of the web pages.
 
     Attributes:
-        answer: returns the response; called in a thread, because it may wait for Redis.
+        answer: a function that returns the response. It is called in a thread, because it may wait for Redis.
         needs: the right that a visitor needs for this route.
     """
 
@@ -122,7 +122,7 @@ PAGES = (
     WebPage("run_cron", "/queues/{queue}/run_cron", actions.run_cron, "POST", Access.WRITE),
     *(WebPage(one.name, f"{one.parent}/{one.name}", one.answer, "POST", Access.WRITE) for one in actions.ACTIONS),
 )
-#: The paths of routes that need no right, by name.
+#: The paths of routes that need no rights, by route name.
 OTHERS = {
     "login": "/login",
     "enter": "/enter/{once}",
@@ -133,10 +133,10 @@ OTHERS = {
 
 
 class KeptFiles(StaticFiles):
-    """Static files that a browser may cache for a year, because their URLs contain a digest of their contents."""
+    """Serves static files. Browsers may cache them for a year, because their URLs contain a digest of their contents."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
-        """Return a file with the header Cache-Control."""
+        """Return the response with a file, and set its header Cache-Control."""
         response = super().file_response(*args, **options)
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
@@ -150,20 +150,22 @@ class Application:
         admin: an `Admin`, or the URL or redis-py client of the Redis; None uses RELIQ_URL.
         access: a function, which may be async. It gets each request as a Starlette `Request` and returns the rights of
             the visitor, with or without a name: `Access.READ`, `Access.WRITE.by("alice")`.
-        token: a secret that also opens the pages. A person enters it once; a program sends it as
+        token: a secret that also gives access to the pages. A person enters it once to log in; a program sends it as
             `Authorization: Bearer`.
         grants: the rights of visitors who use the token.
-        login: the URL of your login page. Visitors without any right are redirected to it, with the path of the page as
-            `next`. Without `login`, they see an error. If `token` is set, they are asked for the token instead.
-        hosts: the host names under which visitors reach the pages, such as `ops.example.com`; IP addresses and localhost
-            need no entry. A request under another name is refused, against DNS rebinding.
+        login: the URL of your login page. Visitors without any rights are redirected to it, with the path of the page
+            in the query field `next`. If `token` is set, they are asked for the token instead. If neither is set, they
+            see an error.
+        hosts: the host names under which visitors open the pages, such as `ops.example.com`; IP addresses and localhost
+            are always allowed. Requests with other host names are refused, to prevent DNS rebinding.
         title: the title of the browser tab.
 
     Attributes:
-        last: the last sample of all queues, which all pages share.
+        last: the last sample of the state of all queues, which all pages share.
         tasks: the background tasks of this process.
-        paths: the paths of the routes, by name.
-        notices: the sentences that a page shows after an action, by the value of the page's query field `done`.
+        paths: the paths of the routes, by route name.
+        notices: the sentence that a page shows after a form was sent, for each value of the query field `done` in the
+            page's URL.
 
     Raises:
         ConfigurationError: neither `access` nor `token` is given; the token is too short; or reliq cannot use the Redis.
@@ -214,7 +216,7 @@ class Application:
         self._inner.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; all pages, also errors, get the security headers. A web socket is refused."""
+        """Respond to a request. All responses get the security headers, also error pages. WebSockets are refused."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -229,11 +231,19 @@ class Application:
         await self._inner({**scope, HOST: scope}, receive, send_with_headers)
 
     def enter_path(self) -> str:
-        """Return a path that logs in the first browser that opens it; without a token, return `/`."""
+        """
+        Return a path with a one-time token, which logs in the first browser that uses it.
+
+        If the application has no token, return `/`.
+        """
         return f"/enter/{self.token.once()}" if self.token else "/"
 
     def _safe(self, answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
-        """Wrap `answer`: refuse an unknown host name, and turn an exception into an error page."""
+        """
+        Return a function that calls `answer` to respond to a request.
+
+        It refuses requests with an unknown host name, and returns an error page for an exception of `answer`.
+        """
 
         async def endpoint(request: Request) -> Any:
             refusal: Exception = PageError(
@@ -263,9 +273,10 @@ class Application:
 
     async def _visitor(self, request: Request) -> Visitor:
         """
-        Return the visitor of a request: by token or login cookie, else from the access resolver.
+        Return the visitor who sent a request: from the token or login cookie, or else from the `access` function.
 
-        If the resolver raises, log the exception without its text, which may contain secrets, and raise PageError.
+        If the `access` function raises, log the exception without its text, which may contain secrets, and raise
+        PageError.
         """
         if self.token is not None:
             bearer = bearer_of(request)
@@ -285,13 +296,14 @@ class Application:
 
     async def _login(self, token: Token, request: Request) -> Response:
         """
-        Set a login cookie in exchange for the token or for a one-time token.
+        Show the login form, or set a login cookie if the request has the token or a one-time token.
 
-        The one-time token is part of the address that `reliq web` prints.
+        The URL that `reliq web` prints contains a one-time token.
         """
         context = RequestContext(self, request, "login", await _form(request))
         once = context.path.get("once", "")
-        # A GET does not use up the one-time token, because link previews and browsers that prefetch send GET.
+        # Only a POST uses up the one-time token. A GET may come from a link preview, or from a browser that loads pages
+        # ahead.
         if request.method != "POST" and (not once or (request.method == "GET" and token.knows(once))):
             entry = context.url("enter", once=once) if once else ""
             return context.page("login.html", failed=False, entry=entry)
@@ -326,7 +338,7 @@ class Application:
         return await in_thread(self._refused, request, error)
 
     def _refused(self, request: Request, error: Exception) -> Response:
-        """Return the error page for an exception, a redirect to the login page, or the form for the token."""
+        """Return the response for an exception: an error page, the login form, or a redirect to the URL in `login`."""
         context = RequestContext(self, request)
         refusal = _refusal(error, request.method)
         is_safe = request.method in SAFE_METHODS
@@ -341,7 +353,11 @@ class Application:
 
 
 def _refusal(error: Exception, method: str) -> PageError:
-    """Convert an exception to an error page; log an unexpected exception, and do not show its text."""
+    """
+    Return the error page for an exception.
+
+    Log an unexpected exception, and do not show its text on the page.
+    """
     text = str(error)
     match error:
         case PageError():
@@ -369,7 +385,7 @@ def _refusal(error: Exception, method: str) -> PageError:
 
 async def _form(request: Request) -> bytes:
     """
-    Return the body of a form; empty for GET and HEAD.
+    Return the body of a request that sends a form. For GET, HEAD and OPTIONS, return an empty body.
 
     Raises:
         PageError: the form comes from another site, is too large, or takes too long; or the body is not a form.
