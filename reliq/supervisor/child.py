@@ -1,8 +1,8 @@
 """
-A worker process as its supervisor sees it: start, signs of life, end and files.
+The supervisor's view of a worker process: its start, its signs of life and its end, and the folder for metrics.
 
-If a handler holds the GIL, its process gives no sign of life. The supervisor then reads the CPU times of the threads to
-find the thread of this handler.
+While a handler holds the GIL, its process cannot give signs of life. The supervisor then reads the CPU times of the
+process' threads to find the thread that runs this handler.
 """
 
 from __future__ import annotations
@@ -38,32 +38,36 @@ if TYPE_CHECKING:
     from reliq.worker.health import Pulse
 
 PREFIX = "reliq-worker-"
-#: The environment variable with which the Prometheus client finds the folder for the metrics of all processes.
+#: The environment variable in which prometheus_client expects the path of the folder for the metrics of all processes.
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-#: Do not remove folders younger than this many seconds, because a new worker may not have locked its folder yet.
+#: A worker that starts removes old metrics folders, but no folder that is younger than this many seconds.
+#: Another worker may have created this folder, and may not have locked it yet.
 YOUNG_SECONDS = 60.0
-#: A thread counts as computing if its CPU time is at least this share of the time between two checks.
-#: The share is small, because the machine may be busy.
+#: A thread counts as computing if it used at least this share of the elapsed time as CPU time.
+#: The share is small, because on a busy machine a computing thread may get little CPU time.
 LEAST_SHARE = 0.05
 #: A process that ended is replaced at the earliest RESTART_SECONDS after its start.
-#: If processes die while they start, this time doubles with each death, up to SLOWEST_RESTART_SECONDS.
+#: If processes die while they start, this delay doubles with each death, up to SLOWEST_RESTART_SECONDS.
 RESTART_SECONDS = 1.0
 SLOWEST_RESTART_SECONDS = 60.0
-#: The supervisor acts this many seconds after a handler's timeout; until then, the worker process may end the handler.
+#: When a handler has exceeded its timeout, the supervisor waits this many seconds before it acts.
+#: During this time, the worker process itself may end the handler.
 HARD_LIMIT_SECONDS = 1.0
-#: Count at most this many seconds of silence between two checks: a pause of the machine must not count as silence.
+#: Between two checks, the supervisor counts at most this many seconds as time without a sign of life.
+#: So if the whole machine was paused, the processes do not count as silent for the time of the pause.
 LONGEST_GAP_SECONDS = 1.0
-#: After this many seconds without a sign of life, the supervisor first reads the CPU times of a process's threads.
+#: If a process gives no sign of life for this many seconds, the supervisor first reads the CPU times of its threads.
 LOOK_CLOSER_SECONDS = 0.75
-#: How long to wait at most until SIGSTOP has stopped all threads of a process.
+#: After it has sent SIGSTOP, the supervisor waits at most this many seconds until all threads of the process stop.
 STOPPED_SECONDS = 0.1
-#: A process that one of these signals ended counts as crashed. Other signals, such as SIGKILL, come from outside.
+#: A process counts as crashed if one of these signals ended it.
+#: Other signals, such as SIGKILL, are usually sent to the process from outside.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS)
 
 
 class Folder:
     """
-    A private temporary folder for the metrics of the processes.
+    A private temporary folder in which the worker processes store their metrics.
 
     Attributes:
         path: the path of the folder; it changes if `restore` creates a new folder.
@@ -79,8 +83,8 @@ class Folder:
             raise ConfigurationError(
                 f"a worker needs a folder for its metrics: {error}; set TMPDIR to a writable folder"
             ) from error
-        for path in self.path.parent.glob(f"{PREFIX}*"):  # remove the folders of workers that were killed
-            with suppress(OSError):  # the folder is in use, has another owner, or is already removed
+        for path in self.path.parent.glob(f"{PREFIX}*"):  # remove folders that killed workers left behind
+            with suppress(OSError):  # skip a folder that is locked, not accessible or already removed
                 stat = path.lstat()
                 is_young = time.time() - stat.st_mtime < YOUNG_SECONDS
                 if not (path.is_symlink() or stat.st_uid != os.geteuid() or is_young):
@@ -92,7 +96,7 @@ class Folder:
         """
         Create a new folder, at a new path, if the folder of this process was removed.
 
-        A different folder that has the old path now is left alone, because it may belong to another user.
+        If a different folder has the old path now, do not touch it, because it may belong to another user.
         """
         try:
             is_there = os.path.samestat(self.path.lstat(), self._made)
@@ -101,7 +105,7 @@ class Folder:
         if not is_there:
             Path(tempfile.gettempdir()).mkdir(parents=True, exist_ok=True)
             before = self._lock
-            self._make()  # if no folder can be created, the next call of `restore` tries again
+            self._make()  # if this fails, the next call of `restore` tries again
             with suppress(OSError):
                 os.close(before)
 
@@ -109,7 +113,7 @@ class Folder:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._made = self.path.lstat()
         self._lock = -1
-        with suppress(OSError):  # not every file system has locks
+        with suppress(OSError):  # the file system may not support locks
             self._lock = _lock(self.path)
 
     def close(self) -> None:
@@ -128,7 +132,7 @@ def _lock(path: Path) -> int:
         The file descriptor that holds the lock.
 
     Raises:
-        OSError: another process has the lock, or the file system has no locks.
+        OSError: another process has the lock, or the file system does not support locks.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -145,8 +149,8 @@ class Activity(NamedTuple):
 
     Attributes:
         seconds: the CPU time in seconds.
-        waits: the number of voluntary context switches: a thread that waits for the GIL makes many. 0 if the system does
-            not report this number.
+        waits: the number of voluntary context switches; 0 if the system does not report it. A thread that waits for the
+            GIL makes many context switches.
     """
 
     seconds: float
@@ -155,9 +159,9 @@ class Activity(NamedTuple):
 
 def activities(pid: int) -> dict[int, Activity]:
     """
-    Return the activity of each thread of a process, by thread id.
+    Return the CPU time and the context switches of each thread of a process, by thread id.
 
-    The result is empty if the system does not report the activity.
+    The result is empty if the system does not report them.
     """
     try:
         threads = psutil.Process(pid).threads()
@@ -178,16 +182,16 @@ def has_stopped(pid: int) -> bool:
     """Return whether all threads of a child process have stopped after SIGSTOP."""
     if hasattr(os, "waitid"):
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-    with suppress(psutil.Error):  # macOS has no waitid before Python 3.13
+    with suppress(psutil.Error):  # on macOS, `os.waitid` exists since Python 3.13
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     return False
 
 
 class OrphanKiller:
     """
-    Start the guard process, and send it the id of each worker process that starts or ends.
+    Start the guard process, and send it the pid of each worker process that has started or ended.
 
-    If this process dies, the guard's standard input ends, and the guard kills the remaining worker processes.
+    If the supervisor dies, the standard input of the guard ends. Then the guard kills the remaining worker processes.
     """
 
     def __init__(self) -> None:
@@ -203,28 +207,29 @@ class OrphanKiller:
         self._process.wait()  # the started process forks the guard and ends at once
 
     def note(self, pid: int, *, begins: bool) -> None:
-        """Notify the guard that a worker process starts (`begins`) or has ended."""
+        """Notify the guard that the worker process `pid` has started, if `begins` is True, or has ended."""
         if self._process.stdin is not None:
-            with suppress(OSError):  # the guard was killed
+            with suppress(OSError):  # the guard process was killed
                 self._process.stdin.write(f"{'+' if begins else '-'}{pid}\n")
                 self._process.stdin.flush()
 
     def close(self) -> None:
-        """End the guard, after the supervisor has ended all worker processes itself."""
+        """End the guard process; call this after all worker processes have ended."""
         self._process.communicate()
 
 
 @dataclass(slots=True)
 class HeartbeatMonitor:
     """
-    Measure how long a process has been silent, that is, without a sign of life.
+    Measure how long a process has given no sign of life.
 
-    A process is silent for example if a handler holds the GIL.
+    Such a process is called silent. A process is silent, for example, while a handler holds the GIL.
 
     Attributes:
         seconds: how long the process has been silent, in seconds; 0.0 if it is not silent.
         since: the monotonic time at which the silence began.
-        helped_at: how long the process had been silent when the supervisor last renewed its leases; 0.0 if never.
+        helped_at: the value of `seconds` when the supervisor last renewed the leases of the process; 0.0 if the
+            supervisor has not renewed them since the last sign of life.
         beat: the monotonic time of the last sign of life.
     """
 
@@ -238,15 +243,15 @@ class HeartbeatMonitor:
 
     def hear(self, beat: float, now: float, pid: int) -> float:
         """
-        Update the silence of a process.
+        Update how long a process has been silent.
 
         Args:
-            beat: the monotonic time of its last sign of life.
+            beat: the monotonic time of the last sign of life of the process.
             now: the current monotonic time.
-            pid: its process id.
+            pid: the process id.
 
         Returns:
-            The seconds since the previous call, at most LONGEST_GAP_SECONDS.
+            The seconds since the previous call of `hear`, at most LONGEST_GAP_SECONDS.
         """
         gap = min(now - self._heard_at, LONGEST_GAP_SECONDS)
         self._heard_at = now
@@ -265,10 +270,11 @@ class HeartbeatMonitor:
 
     def gil_holders(self, pid: int, threads: set[int], now: float) -> set[int]:
         """
-        Return which of `threads` may hold the GIL, by their activity since the silence began.
+        Return those thread ids of `threads` whose thread may hold the GIL.
 
-        A thread that computes holds the GIL. If no thread computes, return the threads without context switches: a
-        thread that waits for the GIL switches contexts often. If the activity is unknown, return all of `threads`.
+        The thread that used the most CPU time during the silence holds the GIL. If no thread used CPU time, return the
+        threads without context switches, because a thread that waits for the GIL switches contexts often. If neither
+        finds a thread, return all of `threads`.
         """
         before = self._before
         after = activities(pid)
@@ -284,26 +290,28 @@ class HeartbeatMonitor:
 @dataclass(slots=True)
 class Child:
     """
-    A worker process as the supervisor sees it; the process may not be started yet.
+    The supervisor's view of one worker process, which may not have started yet.
 
     Attributes:
-        board: the status that the process writes.
+        board: the status that the process writes to shared memory.
         handlers: the handlers that the process runs.
         pulse: the health data of the process; before its start, the health data of the dead process that it replaces.
         process: the process; None before the start and after the end.
-        silence: measures the time without a sign of life.
+        silence: measures how long the process has given no sign of life.
         started_at: the monotonic time of the last start.
-        failures: how many predecessors in a row died while they started.
-        crashes: how many of these predecessors crashed; a kill from outside and wrong settings do not count.
+        failures: how many earlier processes in a row died while they started.
+        crashes: how many of these earlier processes crashed, without processes that were killed from outside or that
+            had wrong settings.
         complained: for how many seconds `pulse` has shown a problem although the process gives signs of life.
-        overrun_seconds: seconds since a handler exceeded its timeout, without the time when the machine was paused.
+        overrun_seconds: for how many seconds a handler has exceeded its timeout, without pauses of the machine; 0.0 if
+            no handler has exceeded its timeout.
         has_worked: whether the process has completed its start.
         done: whether the process has finished its work, so that no other process is started in its place.
         is_killed: whether the supervisor has killed the process.
         is_helped: whether the supervisor is renewing the leases of the process.
         end_reason: why the supervisor has ended the process, in one word; empty if the process ended by itself.
-        charged: the status rows of the messages that lose a retry when the process is killed; None for all messages
-            that had started.
+        charged: the status rows of the messages that lose a retry because the process was killed; None if all messages
+            whose handlers had started lose a retry.
     """
 
     board: ProcessStatusView
@@ -328,11 +336,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 without a process."""
+        """The process id; 0 before the start and after the end of the process."""
         return 0 if self.process is None else self.process.pid
 
     def start(self, plan: ChildPlan) -> None:
-        """Start the process and send it `plan`; its standard input ends when the supervisor ends."""
+        """Start the process, and send it `plan` through a pipe that closes when the supervisor ends."""
         self.board.pulse.follow(self.pulse)
         self.pulse = self.board.pulse
         command, environment = command_of("reliq.supervisor.main")
@@ -357,9 +365,9 @@ class Child:
 
     def note_end(self, returncode: int) -> None:
         """
-        Increase `failures`, and after a crash also `crashes`, if the process ended while it started.
+        If the process ended while it started, increase `failures`; if it crashed, also increase `crashes`.
 
-        If the process had completed its start, reset `failures` and `crashes` to 0.
+        If the process had completed its start, set `failures` and `crashes` to 0.
         """
         self.note_work()
         if self.has_worked:
@@ -374,16 +382,18 @@ class Child:
         return time.monotonic() >= self.started_at + wait
 
     def ask_to_leave(self, reason: str) -> None:
-        """Ask the process to stop claiming and to end when its handlers have finished; store the reason."""
+        """Ask the process to stop claiming, and to end when its handlers have finished; store `reason`."""
         self.end_reason = reason
         self.board.ask_to_leave()
 
     def hear(self, now: float) -> list[Row]:
         """
-        Update the signs of life of a started process.
+        Read the signs of life and the health data of the process, and update the attributes of this object.
+
+        Do nothing until the process has completed its start.
 
         Returns:
-            The status rows of handler calls that exceeded their timeouts, see `overran`.
+            The status rows of handler calls that exceeded their timeouts; see `overran`.
         """
         self.note_work()
         if not self.has_worked:
@@ -400,7 +410,8 @@ class Child:
         """
         Pause the process by SIGSTOP within a `with` block.
 
-        The block gets a boolean: whether the process is paused and has sent no heartbeat since its parent last checked.
+        The `with` statement returns True if the process is paused, and has given no sign of life since the supervisor
+        last checked it.
         """
         self.signal(signal.SIGSTOP)
         until = time.monotonic() + STOPPED_SECONDS
@@ -418,11 +429,11 @@ class Child:
         """
         Return the status rows of handler calls that exceeded their timeout.
 
-        Leave out calls that the process may still end itself, for example by a cancellation.
+        Leave out calls that the worker process may still end itself, for example by cancelling a coroutine.
 
         Args:
             now: the current monotonic time.
-            since: ignore timeouts before this monotonic time.
+            since: leave out calls that exceeded their timeout before this monotonic time.
         """
         silent = self.silence.seconds > HARD_LIMIT_SECONDS
         return [
@@ -435,9 +446,9 @@ class Child:
 
     def is_half_lease_over(self, overran: Sequence[Row]) -> bool:
         """
-        Return whether half of a lease has passed since the first timeout of the handler calls `overran`.
+        Return whether half of the shortest lease has passed since the first call in `overran` exceeded its timeout.
 
-        The lease is the shortest lease of these handlers.
+        The shortest lease is computed from the handlers of the calls in `overran`.
         """
         queues = {row.queue for row in overran}
         leases = [handler.lease_seconds for handler in self.handlers if handler.queue.name in queues]
@@ -446,9 +457,9 @@ class Child:
 
     def gil_holders(self, now: float) -> list[Row]:
         """
-        Return the status rows of handler calls that may hold the GIL.
+        Return the status rows of handler calls that may hold the GIL, or that exceeded their timeouts.
 
-        Handler calls that exceeded their timeouts are included.
+        `now` is the monotonic time.
         """
         rows = self.board.rows(is_silent=True)
         late = self.overran(now)
@@ -457,23 +468,24 @@ class Child:
 
     def has_started(self, rows: Sequence[Row], queue: str, id: str) -> bool:
         """
-        Return whether the handler of a message may have started, according to status rows.
+        Return whether the handler of a message may have started, according to the status rows `rows`.
 
-        A row of a batch, or the common row of all coroutines, has no message id, so it may stand for any message.
+        The row of a batch and the row that all coroutines share contain no message id. So each of these rows may stand
+        for any message of its queues.
         """
         if any(row.queue == queue and row.id in ("", id) for row in rows):
             return True
         return queue in self._async and any(not row.queue for row in rows)
 
     def kill(self, reason: str, charged: list[Row] | None = None) -> None:
-        """Kill the process; store the reason, and the status rows of messages that lose a retry."""
+        """Kill the process; store `reason`, and in `charged` the status rows of messages that lose a retry."""
         self.end_reason = reason
         self.charged = charged
         self.is_killed = True
         self.signal(signal.SIGKILL)
 
     def why(self, returncode: int) -> str:
-        """Return the reason for the end of the process, as one word for metrics."""
+        """Return why the process ended, as one word for metrics."""
         if self.end_reason:
             return self.end_reason
         known = {0: "jobs", EXIT_REPLACE: "jobs", EXIT_HUNG: "hung"}
@@ -494,10 +506,10 @@ class Child:
         self.process = None
         if process is None:
             return None
-        with suppress(OSError):  # the process group is empty
+        with suppress(OSError):  # the process group has no processes any more
             os.killpg(process.pid, signal.SIGKILL)
         if process.stdin is not None:
-            with suppress(OSError):  # the process may have died before it read its plan
+            with suppress(OSError):  # `close` fails if the process died before it read its plan
                 process.stdin.close()
         return process
 

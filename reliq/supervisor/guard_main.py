@@ -2,8 +2,10 @@
 The guard: a separate process that kills the worker processes of a killed supervisor.
 
 Worker processes stop when their supervisor has ended, unless a handler holds the GIL. Programs that handlers have
-started do not stop. The supervisor writes `+PID` or `-PID` to the guard's standard input when a worker process starts
-or ends. When this input ends, the guard waits for the worker processes and then kills their process groups.
+started do not stop by themselves.
+
+The supervisor writes `+PID` to the guard's standard input when a worker process has started, and `-PID` when it has
+ended. When this input ends, the guard gives the worker processes time to end, and then kills their process groups.
 """
 
 import os
@@ -12,17 +14,17 @@ import sys
 import time
 from contextlib import suppress
 
-#: How long worker processes may shut down by themselves after the supervisor has ended.
+#: After the supervisor has ended, the guard waits at most this many seconds until the worker processes have ended.
 PEACE_SECONDS = 8.0
-#: How often the guard checks whether the worker processes have ended.
+#: The interval in seconds at which the guard checks whether the worker processes have ended.
 CHECK_SECONDS = 0.1
 
 
 def main() -> None:
     """
-    Track the worker processes until the supervisor ends, and then kill them.
+    Record which worker processes run until the supervisor ends, and then kill these processes.
 
-    The worker processes have PEACE_SECONDS to end by themselves.
+    Before the kill, the processes have PEACE_SECONDS to end by themselves.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the guard must outlive the supervisor and the worker processes

@@ -1,5 +1,5 @@
 """
-The program of a worker process: read the plan from standard input and run the consumer.
+The program of a worker process: read the settings from standard input and run the consumer.
 
 The process also shuts down when its supervisor ends. `leave` ends a supervisor or worker process, even if threads of
 the application still run.
@@ -40,16 +40,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq.child")
 
-#: How often a thread of a worker process checks whether the shutdown of the process has begun.
+#: The interval in seconds at which threads of a worker process check whether the shutdown of the process has begun.
 STOP_LOOK_SECONDS = 0.5
-#: The grace period after the supervisor has died; 3 s later the guard kills the process.
+#: If the supervisor has died, its worker processes have at most this grace period, in seconds.
+#: The guard kills a process that still runs 3 s later.
 ALONE_SECONDS = 5.0
 #: How long atexit functions of the application may run, for example to flush logs, spans and error reports.
 ATEXIT_SECONDS = 3.0
 
 
 def leave(exit_code: int) -> NoReturn:
-    """Run the atexit functions and end this process, even if other threads still run."""
+    """Run the atexit functions, at most for ATEXIT_SECONDS, and end this process even if other threads still run."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignore SIGTERM, because the process is ending already
     last = threading.Thread(target=_finish, daemon=True)
     last.start()
@@ -60,22 +61,22 @@ def leave(exit_code: int) -> NoReturn:
 def _finish() -> None:
     atexit._run_exitfuncs()  # noqa: SLF001  Python has no public function for this
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError, ValueError):  # the stream is closed, by this process or by its reader
+        with suppress(AttributeError, OSError, ValueError):  # this process or the reader has closed the stream
             stream.flush()
 
 
 def main() -> int:
-    """Run the consumer by the plan on standard input; return the exit code."""
+    """Run the consumer with the settings (`ChildPlan`) from standard input; return the exit code."""
     # Ignore SIGINT, because the supervisor handles Ctrl-C. Do not use SIG_IGN: programs that handlers start inherit it.
     handle_signal(signal.SIGINT, lambda *_: None)
     handle_signal(signal.SIGTERM, end_at_once)
     stack_requests = SignalNotes()
     handle_signal(signal.SIGUSR1, stack_requests.note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor has blocked SIGUSR1 until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # the supervisor blocked SIGUSR1 before the start
     # Before Python 3.12.4, text streams lose lines if several threads write at once (gh-119506).
-    # With write_through the lines go to the byte buffer, which is thread-safe.
+    # With write_through, each write goes directly to the byte buffer, which is thread-safe.
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # a stream is None if its descriptor is closed
+        if isinstance(stream, TextIOWrapper):  # Python sets a stream to None if its descriptor is closed
             stream.reconfigure(write_through=True)
     plan = ChildPlan.of(sys.stdin.readline())
     plan.find_modules()
@@ -115,12 +116,13 @@ def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
 
     The end of the supervisor closes its pipe to this process.
 
-    Repeat SIGTERM until the shutdown has begun, because a signal can be lost. The application may handle SIGTERM while
-    it starts, and Python drops exceptions that a signal handler raises within a `__del__`.
+    Send SIGTERM to this process repeatedly until its shutdown has begun, because a signal can have no effect. The
+    application may handle SIGTERM while it starts, and Python drops exceptions that a signal handler raises within a
+    `__del__`.
 
     Args:
         supervisor: the descriptor of the pipe from the supervisor.
-        loaded: the consumer of this process, once it is loaded.
+        loaded: a list of the consumer of this process; empty until the consumer is loaded.
     """
     while os.read(supervisor, 4096):
         pass
@@ -132,7 +134,7 @@ def _stop_when_alone(supervisor: int, loaded: Sequence[Consumer]) -> None:
 
 
 def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> int:
-    """Run the consumer with logs, metrics and status; return the exit code."""
+    """Run the consumer, and write its logs, metrics and status; return the exit code."""
     handlers = consumer.chosen(plan.queues)
     settings = plan.settings
     status = ProcessStatus(plan.board, consumer, handlers, settings.concurrency)
@@ -146,7 +148,7 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
         notes.append(metrics.sample)
     sampler(consumer.stats, *notes).start()
     consumer.before_call = status.begins
-    if settings.concurrency > 1:  # with one slot, the row that `begins` writes already shows the coroutine
+    if settings.concurrency > 1:  # with one slot, `begins` already writes which coroutine runs
         consumer.note_step = status.steps
 
     def write_stacks() -> None:
@@ -174,12 +176,12 @@ def _work(consumer: Consumer, plan: ChildPlan, stack_requests: SignalNotes) -> i
 
 def _report_unfinished(consumer: Consumer, status: ProcessStatus) -> None:
     """
-    Report the unfinished deliveries to the supervisor.
+    Report to the supervisor the messages whose handlers have not finished, or that could not be returned.
 
     When this process has ended, the supervisor returns these messages to their queues.
     """
     if consumer.unfinished is None:
-        return  # the grace period is not over, so there is no list; the supervisor reads the status instead
+        return  # before the end of the grace period, write no report; the supervisor reads the status rows instead
     rows = [
         {"queue": held.queue, "shard": held.keys.shard, **msgspec.structs.asdict(held.delivery.claimed)}
         for held in consumer.unfinished
@@ -189,7 +191,7 @@ def _report_unfinished(consumer: Consumer, status: ProcessStatus) -> None:
 
 
 def stacks(consumer: Consumer) -> str:
-    """Return the stacks of running handlers, with queue and message id, and of other threads."""
+    """Return the stacks of the running handlers, each with its queue and message id, and of all other threads."""
     lines = []
     running = consumer.running()
     for run in running:
