@@ -1,4 +1,4 @@
-"""The settings that a supervisor sends to its processes, and common constants."""
+"""The settings that the supervisor sends to its worker processes, and constants that both use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 EXIT_CRASHED = 1
 #: The default of --gil-timeout: how long a handler may hold the GIL in a process with several slots.
 GIL_TIMEOUT_SECONDS = 30.0
-#: How long a shutdown may take after the grace period, to settle outcomes and to leave the lifespan.
+#: After the grace period, a shutdown may take this many seconds longer.
+#: In this time, the process sends the last outcomes to Redis, and the application's lifespan ends.
 STOP_MARGIN_SECONDS = 10.0
 
 
@@ -33,8 +34,9 @@ class ChildPlan:
         settings: the worker settings of each process.
         log_level: the log level.
         handlers: the `fingerprint` of the supervisor's handlers. If the code has changed since the start of the
-            supervisor, a new process has another fingerprint and exits. Empty: no check.
-        folder: the folder of the application's modules; empty if the modules are installed.
+            supervisor, the handlers of a new process have another fingerprint, and the process exits. Empty for no
+            check.
+        folder: the folder of the application's modules, which is added to sys.path; empty if the modules are installed.
         board: the descriptor of the file in memory to which the process writes its status.
         metrics: the folder for the metrics that the processes write; empty for no metrics.
         log_format: the format of log lines, as in `reliq worker --log-format`.
@@ -56,7 +58,7 @@ class ChildPlan:
 
     @classmethod
     def of(cls, line: str) -> ChildPlan:
-        """Return the plan from a line that `as_line` has returned."""
+        """Return the plan from a line of JSON that `as_line` has created."""
         fields: dict[str, Any] = json.loads(line)
         own = {"queues": tuple(fields["queues"]), "settings": WorkerSettings(**fields["settings"])}
         return cls(**{**fields, **own})
@@ -68,7 +70,7 @@ class ChildPlan:
 
 
 def fingerprint(handlers: Sequence[Handler]) -> str:
-    """Return a fingerprint of reliq's version and the essential settings of the handlers."""
+    """Return a hash of reliq's version, and of the queue, kind and lease of each handler."""
     from hashlib import sha256  # noqa: PLC0415  not imported for `--help`
 
     rows = sorted(

@@ -1,4 +1,8 @@
-"""Renew leases of silent worker processes, return messages of dead processes, reap orphans."""
+"""
+Renew the leases of silent worker processes, return the messages of dead processes, and reap orphans.
+
+A process is silent if it gives no sign of life, for example because a handler holds the GIL.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +36,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The leases of a silent process are renewed this many times within the time of its shortest lease.
+#: Within the shortest lease of its handlers, the supervisor renews the leases of a silent process this many times.
 RENEW_PART = 3
-#: The shortest interval between two renewals for a silent process.
+#: The shortest interval in seconds between two renewals of a silent process' leases.
 SHORTEST_RENEWAL_SECONDS = 0.5
-#: A prefetched message whose process dies is returned to its queue this many times without losing a retry.
+#: If processes die that had prefetched a message, the message is returned to its queue this many times without using a
+#: retry. At the next death, it loses a retry.
 FREE_RELEASES = 2
 #: The supervisor remembers for at most this many messages how often it has returned them.
 REMEMBERED_LIMIT = 10_000
-#: How long a call is retried while Redis is unavailable.
-#: The time is short, because the messages of other silent or dead processes wait for the supervisor too.
+#: While Redis is unavailable, the supervisor retries a Redis command for this many seconds.
+#: The time is short, because meanwhile the supervisor cannot help other silent or dead processes.
 CALL_SECONDS = 1.0
 #: The process id of a container's first process.
 FIRST_PROCESS = 1
@@ -49,7 +54,7 @@ FIRST_PROCESS = 1
 
 def reap_orphans(own: Collection[int]) -> None:
     """
-    Reap dead orphans if this process is the first process of a container.
+    Reap orphaned processes that have ended, if this process is the first process of a container.
 
     Args:
         own: the ids of the worker processes, which the supervisor reaps itself.
@@ -63,7 +68,7 @@ def reap_orphans(own: Collection[int]) -> None:
 
 class Recovery:
     """
-    Renew leases of silent processes, and return messages of dead processes.
+    Renew the leases of silent processes, and return the messages of dead processes to their queues.
 
     Returned messages do not lose a retry.
 
@@ -74,8 +79,8 @@ class Recovery:
         self._consumer = consumer
         self._concurrency = concurrency
         self._handlers = {handler.queue.name: handler for handler in consumer.handlers}
-        self._call_seconds = CALL_SECONDS  # how long to retry a call while Redis is unavailable
-        self._released: dict[tuple[str, str], int] = {}  # (queue, id): number of returns, latest return last
+        self._call_seconds = CALL_SECONDS  # how long to retry a command while Redis is unavailable
+        self._released: dict[tuple[str, str], int] = {}  # how often each message was returned, by queue and id
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
         """
@@ -92,7 +97,7 @@ class Recovery:
         """
         Return the messages of a shard that are leased to a process.
 
-        `lane` is the name under which the process claims; the leases in Redis contain this name.
+        `lane` is the name that the process uses to claim messages; its leases in Redis contain this name.
         """
         client = self._client()
         is_keyed = client.run(declaration(keys), for_seconds=self._call_seconds) is not None
@@ -110,22 +115,24 @@ class Recovery:
         return claimed
 
     def extend(self, keys: Keys, claimed: Sequence[Claimed], lease_ms: int) -> None:
-        """Renew the leases of messages of a shard to `lease_ms` from now; 0 ends the leases of a dead process."""
+        """Make the leases of messages of a shard expire `lease_ms` from now; 0 ends the leases of a dead process."""
         for piece in chunked(claimed, BATCH_LIMIT):
             self._client().run(transitions.extend(keys, piece, lease_ms=lease_ms), for_seconds=self._call_seconds)
 
     def release(self, keys: Keys, claimed: Sequence[Claimed]) -> None:
         """Return messages of a shard to their queue in the same order, without using a retry."""
         pieces = list(chunked(claimed, BATCH_LIMIT))
-        for piece in reversed(pieces):  # each released piece goes to the front of the queue
+        for piece in reversed(pieces):  # each piece returns to the front of the queue
             self._client().run(transitions.release(keys, piece), for_seconds=self._call_seconds)
 
     def help(self, child: Child) -> None:
         """
         Renew the leases of a silent process, if a renewal is due.
 
+        Do not renew the leases of messages whose handlers exceeded their timeouts.
+
         If the process has one slot and is silent for longer than a lease, return its prefetched messages to the queues.
-        When the process wakes up, it does not start them, because it has not renewed their leases in time.
+        When the process wakes up, it does not start these messages, because it has not renewed their leases in time.
         """
         silence = child.silence
         shortest = min(handler.lease_seconds for handler in child.handlers)
@@ -166,8 +173,9 @@ class Recovery:
             has_reported = False
         if not has_reported:
             self._of_each(child, lambda keys, claimed: self._release(child, keys, claimed))
-            with suppress(ReliqError):  # without a wake-up, other workers find the messages when they poll
-                # Wake other processes, because the dead process may have taken wake tokens or waited for a due time.
+            with suppress(ReliqError):  # if this fails, other processes find the messages when they poll Redis
+                # Wake another process. The dead process may have taken the wake token of the queue, or may have been
+                # the process that waited for the queue's next due time.
                 shards = self.shards([handler.queue.name for handler in child.handlers])
                 requests = [commands.drop_watch(keys) for keys in shards]
                 tokens = [token for keys in shards for token in commands.push_wake_token(keys)]
@@ -185,7 +193,7 @@ class Recovery:
 
     def _give_back_waiting(self, child: Child, keys: Keys, claimed: list[Claimed]) -> list[Claimed]:
         """
-        Return the messages that a silent process has not started to the queue, so that other processes run them.
+        Return the prefetched messages of a silent process to the queue, so that other processes run them.
 
         If the process gives a sign of life meanwhile, return no messages to the queue.
 
@@ -208,9 +216,9 @@ class Recovery:
         """
         Return unstarted messages of a dead process, and end the leases of started messages.
 
-        A message can kill its process before it starts, for example by a body that needs too much memory. So if
-        several processes died that had prefetched the same message, it is not returned: its lease ends, and it loses a
-        retry.
+        A message can kill its process before its handler starts, for example by a body that needs too much memory. So
+        if several processes died that had prefetched the same message, do not return this message. It is redelivered
+        when its lease has ended, and loses a retry.
         """
         name = keys.name
         charged = child.board.rows() if child.charged is None else child.charged
@@ -228,22 +236,22 @@ class Recovery:
                 _format_ids(suspects),
             )
         self.release(keys, [message for message in innocent if message not in suspects])
-        # `paying` are the messages that lose a retry. End their leases now, because their process is dead. But if a
-        # message may have killed a process before, let its lease expire, so that it is not redelivered too soon.
-        # Always end the lease of a message with a key, because the message blocks its key.
+        # `paying` are the messages that lose a retry. End their leases now, because their process is dead.
+        # If a process of the message has died before, wait until its lease expires, so that the message is not
+        # redelivered too soon. But always end the lease of a message with a message key, because it blocks this key.
         paying = [message for message in claimed if message not in innocent or message in suspects]
         ended = [message for message in paying if not message.deaths or message.key is not None]
         self.extend(keys, ended, lease_ms=0)
 
     def _releases_of(self, name: str, id: str) -> int:
-        """Count another dead process that had prefetched the message; return the number of such processes."""
+        """Count one more dead process that had prefetched a message; return the number of these processes."""
         count = self._released[name, id] = self._released.pop((name, id), 0) + 1
         while len(self._released) > REMEMBERED_LIMIT:
             del self._released[next(iter(self._released))]
         return count
 
     def _of_each(self, child: Child, settle: Callable[[Keys, list[Claimed]], None]) -> None:
-        """Call `settle` for each shard, with the messages of the shard that are leased to the process."""
+        """Call `settle` for each shard of the process' queues, with the messages that the process has leased there."""
         lanes = child.board.lanes
         shards = self.shards(list(lanes))
         self._each(shards, lambda keys: settle(keys, self.held(keys, lanes[keys.name])))
@@ -252,8 +260,8 @@ class Recovery:
         """
         Call `step` for each shard, and log errors.
 
-        If the only Redis server is unavailable, skip the remaining shards, so that other processes need not wait. With
-        several Redis servers, try each remaining shard once, without a retry.
+        If there is only one Redis server and it is unavailable, skip the remaining shards, so that the supervisor can
+        help other processes. With several Redis servers, try each remaining shard once, without a retry.
         """
         self._call_seconds = CALL_SECONDS
         for at, keys in enumerate(shards):

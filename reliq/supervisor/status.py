@@ -1,10 +1,10 @@
 """
-The status of a worker process, in memory that it shares with its supervisor.
+The status of a worker process, in memory that the process shares with its supervisor.
 
-The status contains signs of life and the running handlers.
+The status contains the last sign of life of the process, its health data and its running handler calls.
 
-A process writes its status before each handler starts. So even if a handler holds the GIL, the supervisor can read
-which messages have started, and when the process gave its last sign of life.
+A process updates its status before each handler call. So even if a handler holds the GIL, the supervisor can read which
+messages have started, and when the process gave its last sign of life.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often a process writes a sign of life and removes ended handler calls from its status.
+#: The interval in seconds at which a process writes a sign of life and removes ended handler calls from its status.
 BOARD_SECONDS = 0.25
 
 #: The threshold of the garbage collector's youngest generation in a worker process; Python's default is 700.
@@ -51,12 +51,13 @@ _LEAVE_ASKED_AT = 17
 _MUST_STAY_AT = 18
 _PULSE_AT = 64
 _ROWS_AT = _PULSE_AT + PULSE_BYTES
-# The fields of a row: start (0: no call), timeout, thread, queue number, length of the message id, message id.
+# The fields of a row: start time (0 if no handler call runs), time of the timeout, thread id, queue number,
+# length of the message id, message id.
 _ROW = struct.Struct("<ddqHH480s")
-_TIMES = struct.Struct("<dd")  # start and timeout, the first two fields of a row
+_TIMES = struct.Struct("<dd")  # start time and timeout: the first two fields of a row
 _ID_BYTES = 480
 _LANE = struct.Struct("<48s")
-#: The queue number in the row that all coroutines share.
+#: The queue number that marks the row that all coroutines share.
 _COROUTINES = 0xFFFF
 
 
@@ -64,20 +65,23 @@ def board_bytes(concurrency: int, queues: int) -> int:
     """
     Return the size of the status in bytes.
 
-    The status contains the pulse (health data), a row for each slot, a row for all coroutines together, a row for each
-    coroutine that may hang, a row for the coroutine that runs now, and for each queue the name under which the process
-    claims.
+    The status contains:
+    - the time of the last sign of life, flags, and the health data (pulse)
+    - a row for each slot, and a row that all coroutines share
+    - for each slot, a row for a coroutine that hangs after its timeout
+    - a row for the coroutine that the event loop runs now
+    - for each queue, the name that the process uses to claim messages
     """
     return _lanes_at(concurrency) + _LANE.size * queues
 
 
 def _hung_at(concurrency: int) -> int:
-    """Return the offset of the rows for coroutines that hang after their timeouts."""
+    """Return the offset of the rows for coroutines that exceeded their timeouts and cannot be cancelled."""
     return _ROWS_AT + _ROW.size * (concurrency + 1)
 
 
 def _step_at(concurrency: int) -> int:
-    """Return the offset of the row for the coroutine that runs in the event loop now."""
+    """Return the offset of the row for the coroutine that the event loop runs now."""
     return _hung_at(concurrency) + _ROW.size * concurrency
 
 
@@ -93,9 +97,9 @@ class Row:
     Attributes:
         thread: the native id of the thread that runs the handler; 0 for a coroutine that hangs after its timeout.
         queue: the name of the queue; empty for the row that all coroutines share.
-        id: the message id; empty for a batch and for a very long id.
-        started_at: the monotonic time of the start.
-        timeout_at: the monotonic time of the timeout; 0.0 for no timeout.
+        id: the message id; empty for a batch, for a very long id, and for the row that all coroutines share.
+        started_at: the monotonic time at which the handler started.
+        timeout_at: the monotonic time at which the handler exceeds its timeout; 0.0 for no timeout.
     """
 
     thread: int
@@ -105,16 +109,19 @@ class Row:
     timeout_at: float
 
     def __str__(self) -> str:
-        """Return queue and id, for log lines."""
+        """Return the queue and the message id, for log lines."""
         return f"{self.queue} {ascii(self.id)[1:-1]}".strip() if self.queue else "coroutines"
 
 
 @dataclass(slots=True, eq=False)
 class _Cell:
     """
-    A row of the status, for the worker process that writes it.
+    The worker process' own record of a row in its status.
 
-    `place` is the offset of the row. `run` is the running handler call of the thread `thread`; None if no call runs.
+    Attributes:
+        place: the offset of the row in the status.
+        thread: the native id of the thread whose handler calls the row shows.
+        run: the handler call that runs in this thread; None if no call runs.
     """
 
     place: int
@@ -126,10 +133,10 @@ class ProcessStatus:
     """
     Write the status of this process for its supervisor.
 
-    `begins` writes each handler call, and a thread removes ended calls.
+    `begins` writes a row before each handler call. The thread of `keep_up` removes the rows of ended calls.
 
     Args:
-        descriptor: the file in memory that the supervisor has created.
+        descriptor: the descriptor of the file in memory that the supervisor has created.
         consumer: the consumer that runs in this process.
         handlers: the handlers that this process runs.
         concurrency: the number of slots.
@@ -152,7 +159,7 @@ class ProcessStatus:
         self._lock = threading.Lock()
 
     def keep_up(self) -> None:
-        """Call `look` forever. If an error occurs, for example a short lack of memory, log it and continue."""
+        """Call `look` repeatedly and forever. If an error occurs, for example a lack of memory, log it and continue."""
         while True:
             try:
                 self.look()
@@ -162,20 +169,21 @@ class ProcessStatus:
             time.sleep(BOARD_SECONDS)
 
     def report(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write the unfinished messages after the status; the supervisor reads them when this process has ended."""
+        """Write the unfinished messages behind the status; the supervisor reads them when this process has ended."""
         os.pwrite(self._descriptor, json.dumps(rows).encode(), len(self._memory))
 
     def begins(self, run: HandlerCall) -> None:
         """
-        Write that a handler call begins.
+        Write the row of a handler call that is about to begin.
 
-        The handler's thread calls this method before the handler, because a handler may hold the GIL.
+        The thread of the handler calls this method before the handler. Later, the handler may hold the GIL, and this
+        process could not write the row.
         """
         queue = run.deliveries[0].queue
         if queue not in self._lanes:
             self._note_lanes()
         cell = self._cells.get(run.thread) or self._new_cell(run.thread)
-        if self._concurrency == 1 or not run.handler.is_async:  # the thread runs no other call at the same time
+        if self._concurrency == 1 or not run.handler.is_async:  # this thread runs one call at a time
             with self._lock:
                 cell.run = run
                 self._write(cell.place, run, run.started_at, cell.thread)
@@ -186,9 +194,10 @@ class ProcessStatus:
 
     def steps(self, run: HandlerCall | None) -> HandlerCall | None:
         """
-        Write that the event loop now runs a step of the call `run`; return the previous call.
+        Write which handler call the event loop runs now, and return the handler call that it ran before.
 
-        None means that the event loop runs no handler call.
+        `run` is the handler call whose coroutine now runs until its next `await` that waits. None means that the event
+        loop runs no handler call.
         """
         before = self._stepping
         self._stepping = run
@@ -199,7 +208,7 @@ class ProcessStatus:
         return before
 
     def _write(self, place: int, run: HandlerCall, since: float, thread: int) -> None:
-        """Write the row of a call at offset `place`; omit the message id of a batch, and a very long message id."""
+        """Write the row of a handler call at the offset `place`; omit the id of a batch, and a very long message id."""
         raw = b""
         if not run.handler.is_batch:
             raw = run.deliveries[0].delivery.claimed.id.encode("utf-8", "surrogateescape")
@@ -217,9 +226,9 @@ class ProcessStatus:
 
     def look(self) -> None:
         """
-        Write a sign of life, update the rows, and read requests of the supervisor.
+        Write a sign of life, update the rows, and read the requests of the supervisor from shared memory.
 
-        The update writes changed timeouts and removes the rows of ended calls.
+        The update of the rows writes changed timeouts and removes the rows of ended handler calls.
         """
         self._consumer.must_stay = bool(self._memory[_MUST_STAY_AT])
         if self._memory[_LEAVE_ASKED_AT]:
@@ -227,7 +236,8 @@ class ProcessStatus:
         self._memory[_LEAVES_AT] = self._consumer.is_leaving
         now = time.monotonic()
         running = self._consumer.running()
-        # With one slot, `begins` has already written the coroutine's row. With several slots, write the row here.
+        # With one slot, `begins` has already written the row of a coroutine that hangs. With several slots, `begins`
+        # writes only the row that all coroutines share, so write a row for each coroutine that hangs.
         hung = [run for run in running if self._concurrency > 1 and run.handler.is_async and run.hangs]
         hung = hung[: self._concurrency]
         if hung != self._hung:
@@ -250,7 +260,11 @@ class ProcessStatus:
         _BEAT.pack_into(self._memory, 0, time.monotonic())
 
     def _change(self, cell: _Cell, known: HandlerCall, started_at: float, timeout_at: float) -> None:
-        """Write start and timeout of the call `known` to its row; do nothing if the row shows another call now."""
+        """
+        Write the start time and the timeout of the handler call `known` to its row; 0.0 removes the call.
+
+        Do nothing if the row shows another handler call now.
+        """
         with self._lock:
             if cell.run is known:
                 cell.run = known if started_at else None
@@ -258,7 +272,7 @@ class ProcessStatus:
 
     def _note_lanes(self) -> None:
         """
-        Write the names under which this process claims from each queue.
+        For each queue, write the name that this process uses to claim messages.
 
         With these names, the supervisor finds the leases of this process in Redis.
         """
@@ -275,7 +289,7 @@ class ProcessStatusView:
     """
     Read the status of a worker process in the supervisor.
 
-    The status is a file in memory: it needs no folder, and disappears with the processes that use it.
+    The status is a file in memory. It needs no folder, and disappears when the processes that use it have ended.
 
     Attributes:
         descriptor: the descriptor of the file, which the worker process inherits.
@@ -299,7 +313,7 @@ class ProcessStatusView:
 
     @property
     def report(self) -> bytes:
-        """The unfinished messages that the process reported before it ended, as JSON; empty without a report."""
+        """The unfinished messages that the process reported before it ended, as JSON; empty if it reported nothing."""
         start = len(self._memory)
         return os.pread(self.descriptor, os.fstat(self.descriptor).st_size - start, start)
 
@@ -315,7 +329,7 @@ class ProcessStatusView:
 
     @property
     def lanes(self) -> Mapping[str, str]:
-        """For each queue, the name under which the process claims; its leases in Redis contain this name."""
+        """For each queue, the name that the process uses to claim messages; its leases in Redis contain this name."""
         raw = self._memory[_lanes_at(self._concurrency) :]
         lanes = (lane.rstrip(b"\0").decode() for (lane,) in _LANE.iter_unpack(raw))
         return {queue: lane for queue, lane in zip(self._queues, lanes, strict=True) if lane}
@@ -330,14 +344,15 @@ class ProcessStatusView:
         self._memory[_LEAVE_ASKED_AT] = 1
 
     def let_stay(self, stays: bool) -> None:
-        """Set whether the process must continue after --max-jobs jobs, because its replacement cannot start."""
+        """Set whether the process must continue after --max-jobs jobs, because its replacement cannot start yet."""
         self._memory[_MUST_STAY_AT] = stays
 
     def rows(self, *, is_silent: bool = False) -> list[Row]:
         """
         Return the rows of handler calls that run, or that have ended a moment ago.
 
-        With `is_silent`, return the row of the coroutine that blocks the event loop instead of the common row.
+        If `is_silent` is True and a coroutine blocks the event loop, return the row of this coroutine instead of the
+        row that all coroutines share.
         """
         (count,) = _COUNT.unpack_from(self._memory, _COUNT_AT)
         (hung,) = _COUNT.unpack_from(self._memory, _HUNG_COUNT_AT)
@@ -356,7 +371,7 @@ class ProcessStatusView:
 
 
 def _file_without_a_name() -> int:
-    """Return the descriptor of a new file in memory; on macOS, of a temporary file."""
+    """Create a file in memory, or on macOS a temporary file, and return its descriptor."""
     if sys.platform == "linux":
         return os.memfd_create("reliq-status")
     with TemporaryFile() as file:
@@ -365,11 +380,9 @@ def _file_without_a_name() -> int:
 
 def spare_the_collector() -> None:
     """
-    Make the garbage collector check fewer objects and run less often.
+    Make the garbage collector check fewer objects and run less often, because a full collection pauses all handlers.
 
-    A full collection pauses all handlers.
-
-    The collector ignores objects that exist now, after the imports, because they live as long as the process. reliq
+    The collector ignores all objects that exist now, after the imports, because they live as long as the process. reliq
     creates no reference cycles later. Cycles that handlers create are collected a little later than by default.
     """
     gc.collect()

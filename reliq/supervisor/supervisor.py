@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 EXTEND_EVERY_SECONDS = 5.0
 EXTEND_SECONDS = 30.0
 EXTENSION = "EXTEND_TIMEOUT_USEC={:.0f}"
-#: How many signs of life to send to systemd in each period of its watchdog.
+#: How many signs of life the worker sends to systemd in each period of systemd's watchdog.
 SIGNS = 2
-#: How long atexit functions and the removal of files may take after the shutdown.
+#: After the shutdown, atexit functions and the removal of files may take this many seconds.
 EXIT_SECONDS = 5.0
 #: The worker exits with EXIT_NO_START if all processes have crashed this many times in a row while they started.
 START_TRIES = 4
@@ -56,7 +56,7 @@ COMPLAINT_SECONDS = 5.0
 #: During a shutdown, a process that is starting gets SIGTERM again at this interval, in seconds.
 #: A signal can be lost, because Python drops exceptions that a signal handler raises within a `__del__`.
 AGAIN_SECONDS = 1.0
-#: How long to wait for the end of a killed process.
+#: How many seconds to wait until a killed process has ended.
 KILL_SECONDS = 5.0
 #: Before it exits, the supervisor takes at most this many seconds to return the messages of dead processes.
 #: After a second stop signal, it takes at most HASTY_SECONDS.
@@ -70,7 +70,8 @@ class ServiceManager:
 
     If systemd did not start the worker, do nothing.
 
-    The environment variables of systemd are removed, so that programs that handlers start cannot send notifications.
+    The constructor removes systemd's variables from the environment, so that programs that handlers start cannot send
+    notifications to systemd.
     """
 
     def __init__(self) -> None:
@@ -85,9 +86,9 @@ class ServiceManager:
 
     def look(self, pulses: Sequence[Pulse]) -> None:
         """
-        Send READY once all processes have started, and signs of life for the watchdog.
+        Notify systemd when all processes have started, and send signs of life to systemd's watchdog.
 
-        While the processes start without a problem, ask for a longer start time-out.
+        While the processes start without a problem, ask systemd for more time to start.
         """
         if not self._address:
             return
@@ -108,7 +109,7 @@ class ServiceManager:
             self._send("STOPPING=1", EXTENSION.format((seconds + EXIT_SECONDS) * 1e6), "STATUS=stopping")
 
     def _send(self, *lines: str) -> bool:
-        """Send a datagram without blocking; return whether it was sent."""
+        """Send lines to systemd without blocking; return whether they were sent."""
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto("\n".join(lines).encode(), self._address)
@@ -123,11 +124,11 @@ class Supervisor:
     The thread of `run` starts, signals and reaps processes. It never waits for Redis: another thread calls Redis.
 
     Attributes:
-        observers: called with an event for each process that ended.
-        children: a `Child` for each process that is to run.
+        observers: functions that are called with a `ProcessEnded` event when a process has ended.
+        children: a `Child` for each process that should run.
 
     Args:
-        consumer: the consumer that the processes load, for its queues and its Redis.
+        consumer: the consumer that the processes load; the supervisor uses its queues and its Redis connection.
         plan: the settings of the processes.
         processes: the number of processes to run.
         max_memory: bytes of resident memory after which a process is replaced; None for no limit.
@@ -164,7 +165,7 @@ class Supervisor:
         self._memory_at = 0.0
 
     def run(self) -> int:
-        """Run the processes until a stop signal or until all are done; return the exit code."""
+        """Run the processes until a stop signal arrives or all processes have finished; return the exit code."""
         for number in (*STOPS, signal.SIGHUP, signal.SIGUSR1):
             handle_signal(number, self._signals.note)
         manager = ServiceManager()
@@ -185,10 +186,10 @@ class Supervisor:
 
     def stop(self) -> bool:
         """
-        Start a graceful shutdown, as SIGTERM does; may be called in any thread.
+        Start the same graceful shutdown as SIGTERM. Any thread may call this method.
 
         Returns:
-            False if the shutdown has already begun.
+            False if the shutdown has already begun; otherwise True.
         """
         if self._stopping:
             return False
@@ -197,7 +198,7 @@ class Supervisor:
 
     def pids(self) -> dict[str, int]:
         """
-        Return the ids of the running processes by label.
+        Return the pids of the supervisor and of its running processes, by the labels that metrics use.
 
         A process that replaces another process gets the same label.
         """
@@ -207,7 +208,7 @@ class Supervisor:
         return {"supervisor": os.getpid(), **running}
 
     def pulses(self) -> Sequence[Pulse]:
-        """Return the health data (pulses) of all processes that are to run, started or not."""
+        """Return the health data (pulses) of all processes that should run, also before they have started."""
         return [child.pulse for child in self.children if not child.done]
 
     @property
@@ -225,7 +226,7 @@ class Supervisor:
 
     @contextmanager
     def _guarded(self, child: Child) -> Iterator[None]:
-        """Log unexpected errors in the block and continue, because the supervisor must watch the other processes."""
+        """Log unexpected errors in a `with` block and continue, because the supervisor must watch other processes."""
         try:
             yield
         except ConfigurationError:
@@ -238,11 +239,11 @@ class Supervisor:
         return Child(ProcessStatusView(queues, self._concurrency), self._handlers)
 
     def _replace(self, child: Child, place: Child) -> None:
-        """Put `place`, which stands for the next process, into `children` instead of `child`."""
+        """In `children`, replace `child` by `place`, which will start the next process."""
         place.started_at = child.started_at
         place.failures = child.failures
         place.crashes = child.crashes
-        if child.process is None:  # until the next start, health checks read the dead process's health data
+        if child.process is None:  # until the next start, health checks read the health data of the dead process
             place.pulse = child.pulse
         self.children[self.children.index(child)] = place
 
@@ -282,11 +283,12 @@ class Supervisor:
 
     def _check(self, child: Child) -> None:
         """
-        Check a running process: end it if a handler hangs; renew its leases if it is silent.
+        Check a running process. Kill it if a handler hangs, and renew its leases if it is silent.
 
-        If a handler in a thread exceeds its timeout, only the end of the process can stop it. With several slots, the
-        process stops claiming, a new process starts, and the other handlers may finish within half of a lease. Then the
-        process is killed. The lease of the message has not expired, so the message never runs in two processes.
+        If a handler in a thread exceeds its timeout, only the end of the process can stop the handler. With several
+        slots, the process stops claiming, a new process starts, and the other handlers may finish within half of a
+        lease. Then the supervisor kills the old process. At this time, the lease of the handler's message has not
+        expired, so the message never runs in two processes.
         """
         now = time.monotonic()
         overran = child.hear(now)
@@ -329,7 +331,7 @@ class Supervisor:
             child: the process.
             reason: the reason in one word, for metrics.
             why: the reason as a sentence, for the log.
-            charged: the status rows of messages that lose a retry; None for all messages that had started.
+            charged: the status rows of messages that lose a retry; None if all messages that had started lose a retry.
         """
         running = child.board.rows() if charged is None else charged
         logger.warning(
@@ -358,7 +360,7 @@ class Supervisor:
 
         The background thread returns the messages of the process to their queues.
         """
-        place = self._place()  # if no file descriptor is free, this raises, and the next check of the processes retries
+        place = self._place()  # raises OSError if no file descriptor is free; the next check retries
         process = child.collect()
         if process is None:
             return
@@ -373,7 +375,7 @@ class Supervisor:
         if code == EXIT_CONFIG and not self._has_worked:
             self._exit_code = EXIT_CONFIG
         elif code == 0 and self._plan.settings.burst and has_reported:
-            child.done = True  # exit code 0 without a report means that a handler has called os._exit(0)
+            child.done = True  # without a report, a handler has called os._exit(0)
         elif not self._stopping:
             reason = child.why(code)
             level = logging.INFO if reason == "jobs" else logging.WARNING
@@ -438,7 +440,7 @@ class Supervisor:
                     self._reap(child)
 
     def _forward_stack_requests(self) -> None:
-        """Forward each SIGUSR1 to the processes; they log the stacks of their handlers."""
+        """Forward each SIGUSR1 to the worker processes, which then log the stacks of their handlers."""
         while signal.SIGUSR1 in self._signals.numbers:
             self._signals.numbers.remove(signal.SIGUSR1)
             for child in self._all:

@@ -1,4 +1,4 @@
-"""`reliq worker` after its options are parsed: load the consumer and run the supervisor."""
+"""The command `reliq worker` after its options are parsed: load the consumer and run the supervisor."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ from reliq.text import pluralize
 
 logger = logging.getLogger(__name__)
 
-#: Advice to the user for exceptions that the import of the application may raise, by the name of their class.
+#: Advice to the user if the import of the application raises an exception, by the name of the exception class.
 _CURES = {"AppRegistryNotReady": "; the worker's module must call django.setup() before it imports models"}
 
 
@@ -47,14 +47,14 @@ def serve(
         url: the URL of Redis, from --url.
         max_memory: bytes of resident memory after which a process is replaced; None for no limit.
         gil_timeout: seconds for which a handler may hold the GIL.
-        page: port and address of the server for metrics and health checks, and whether it also serves the metrics of
-            queues; None for no server.
+        page: the port and the address of the HTTP server for metrics and health checks, and whether this server also
+            serves the metrics of queues; None for no server.
     """
     for number in STOPS:  # Linux drops a signal for a container's first process if the process does not handle it
         handle_signal(number, end_at_once)
-    handle_signal(signal.SIGUSR1, lambda *_: None)  # the default action of this signal ends the process
+    handle_signal(signal.SIGUSR1, lambda *_: None)  # without a handler, SIGUSR1 would end the process
     _fill_standard_streams()
-    # Reduce the memory of the worker processes, see mallopt(3).
+    # Reduce the memory that the worker processes use; see mallopt(3).
     # By default, glibc uses up to eight heaps per core for threads, and each heap keeps freed memory.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     plan.find_modules()
@@ -93,12 +93,12 @@ def serve(
 
 
 def _load(plan: ChildPlan) -> Consumer:
-    """Import the application's consumer, and configure logs; exit if the import fails."""
+    """Import the application's consumer, and configure logging; exit if the import fails."""
     try:
         consumer = load_consumer(plan.consumer)
     except ReliqError:
         raise
-    except Exception as error:  # print the traceback without reliq's frames
+    except Exception as error:  # print the application's part of the traceback
         raised = type(error).__name__
         complain(f"cannot import {plan.consumer.partition(':')[0]!r}: it raised {raised}{_CURES.get(raised, '')}")
         say(*traceback_of_module(error), stderr=True)
@@ -130,10 +130,10 @@ def _fill_standard_streams() -> None:
 
 def _use_url(consumer: Consumer, url: str | None) -> None:
     """
-    Use the Redis server of --url.
+    Use the Redis server that the option --url names.
 
     Raises:
-        ConfigurationError: the code names another Redis server.
+        ConfigurationError: the code of the application names another Redis server.
     """
     if url is None:
         return
