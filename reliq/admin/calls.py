@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: A request for the stacks of a worker expires after this many ms without an answer.
+#: If a worker does not report its stacks, the request for them expires after this many ms.
 REQUEST_MS = 60_000
-#: The records of at most this many workers are read.
+#: Commands read the records of at most this many workers.
 WORKERS_LIMIT = 10_000
 
 
 _worker_decoder = msgspec.json.Decoder(commands.Worker)
 _report_decoder = msgspec.json.Decoder(commands.StackReport)
 
-#: The Redis keys that each queue can have, with their types. Message keys (ordering keys) add further Redis keys.
+#: Attributes of `Keys` with the types of their Redis keys, which every queue can have. A queue with message keys
+#: (ordering keys) has further Redis keys.
 TYPES = {
     **dict.fromkeys(("pending", "unack", "plans_due"), "zset"),
     **dict.fromkeys(("ready", "retry", "wake"), "list"),
@@ -41,7 +42,7 @@ TYPES = {
     "dead": "stream",
 }
 
-#: One call to Redis reads about this many ids of a list, set or sorted set.
+#: One command reads about this many ids of a list, set or sorted set.
 STEP_IDS = 250
 
 
@@ -60,7 +61,7 @@ Spot = Place | KeyQueueState
 
 
 def is_list(spot: Spot) -> bool:
-    """Return whether Redis stores a state, or a key queue, as a list in the order of claims."""
+    """Return whether Redis stores the ids of a state or key queue in a list, in the order of claims."""
     return isinstance(spot, KeyQueueState) or spot in ("ready", "retry")
 
 
@@ -77,14 +78,14 @@ def redis_key(keys: Keys, spot: Spot) -> str:
 
 
 def keys_scanned(pattern: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Scan about `count` Redis keys; return the next cursor (0 at the end) and the matching keys."""
+    """Scan about `count` Redis keys; return the next cursor (0 at the end), and the keys that match the pattern."""
     return Command(
         ("SCAN", cursor, "MATCH", pattern, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1]))
     )
 
 
 def parameter(name: str) -> Command[dict[str, str]]:
-    """Read a configuration parameter of the server, by its name."""
+    """Read the configuration parameter `name` of the Redis server."""
     return Command(("CONFIG", "GET", name), _pairs)
 
 
@@ -93,7 +94,7 @@ def _pairs(reply: Sequence[bytes]) -> dict[str, str]:
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
-#: Redis keys of a queue whose members or fields are message ids.
+#: Attributes of `Keys` for the Redis keys whose members or fields are message ids.
 Index = Literal["pending", "unack", "garbage", "retries_left", "lease", "errors"]
 Stream = Literal["ends", "history", "dead"]
 _SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_left": "HSCAN", "lease": "HSCAN"}
@@ -103,17 +104,17 @@ _SCANS = {"pending": "ZSCAN", "unack": "ZSCAN", "garbage": "SSCAN", "retries_lef
 
 
 def value(keys: Keys, id: str) -> Command[bytes | None]:
-    """Read the stored bytes of a message, header and body; None if the message does not exist."""
+    """Read the bytes that Redis stores for a message, that is, its header and body; None if there are none."""
     return Command(("GET", keys.msg(id)), _as_it_is)
 
 
 def has_value(keys: Keys, id: str) -> Command[bool]:
-    """Return whether a message has a body."""
+    """Check whether Redis stores the body of a message."""
     return Command(("EXISTS", keys.msg(id)), bool)
 
 
 def ttl_ms(keys: Keys, id: str) -> Command[int]:
-    """Return in how many ms a message's body expires; negative if it never expires or does not exist."""
+    """Read the ms until the body of a message expires; negative if it never expires or does not exist."""
     return Command(("PTTL", keys.msg(id)), int)
 
 
@@ -123,7 +124,7 @@ def letter_failures(keys: Keys, letter: str) -> Command[list[FailureNote]]:
 
 
 def marker(keys: Keys, id: str) -> Command[bytes | None]:
-    """Read why the chosen id of an ended message is still taken; None if the id is free."""
+    """Read the marker of a chosen id, which can keep it taken after its message ended; None without a marker."""
     return Command(("GET", keys.dedup(id)), _as_it_is)
 
 
@@ -138,35 +139,35 @@ def size(keys: Keys, spot: Spot) -> Command[int]:
 
 
 def ids_at(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
-    """Read ids of a list or sorted set from the index `at`, in the order of claims."""
+    """Read `count` ids of a list or sorted set from the index `at`, in the order of claims."""
     if is_list(spot):
         return Command(("LRANGE", redis_key(keys, spot), -at - count, -at - 1), lambda reply: read_ids(reply[::-1]))
     return Command(("ZRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
 def scored_at(keys: Keys, place: commands.SortedSet, at: int, count: int) -> Command[list[tuple[str, float]]]:
-    """Read ids of a sorted set from the index `at`, each with its score as Redis returns it."""
+    """Read `count` ids of a sorted set from the index `at`, each with its score as Redis returns it."""
     return Command(("ZRANGE", getattr(keys, place), at, at + count - 1, "WITHSCORES"), commands.read_raw_scores)
 
 
 def index_of(keys: Keys, spot: Spot, id: str, *, newest_first: bool, most: int) -> Command[int | None]:
     """
-    Return the index of an id in a list, 0 for the newest entry; None if the id is not found.
+    Find the index of an id in a list: 0 for the newest entry, None if the id is not found.
 
-    At most `most` entries are searched. With `newest_first`, the search begins at the newest entry, otherwise at the
-    oldest.
+    The command compares at most `most` entries. With `newest_first`, it begins at the newest entry; without, at the
+    oldest entry.
     """
     rank = "1" if newest_first else "-1"
     return Command(("LPOS", redis_key(keys, spot), id, "RANK", rank, "MAXLEN", most), _as_it_is)
 
 
 def newest_ids(keys: Keys, spot: Spot, at: int, count: int) -> Command[list[str]]:
-    """Read ids of a list from the index `at`, the newest first."""
+    """Read `count` ids of a list from the index `at`, newest first. The newest id has the index 0."""
     return Command(("LRANGE", redis_key(keys, spot), at, at + count - 1), read_ids)
 
 
 def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
-    """Scan about `count` ids of a Redis key; return the next cursor (0 at the end) and the ids."""
+    """Scan about `count` ids in the Redis key `index`; return the next cursor (0 at the end) and the ids."""
     command = _SCANS.get(index, "HSCAN")
     step = 1 if index == "garbage" else 2
     return Command(
@@ -177,9 +178,10 @@ def ids_scanned(keys: Keys, index: Index, cursor: int, count: int) -> Command[tu
 
 def names_of(keys: Keys, kind: str, cursor: int, count: int) -> Command[tuple[int, list[str]]]:
     """
-    Scan about `count` Redis keys; return the next cursor (0 at the end), and the ids or message keys found.
+    Scan about `count` Redis keys; return the next cursor (0 at the end), and the ids or message keys that were found.
 
-    The kind `msg` finds ids of messages that have a body. The kind `line` finds message keys that have a key queue.
+    With the kind `msg`, find the ids of messages that have a body. With the kind `line`, find the message keys that
+    have a key queue.
     """
     prefix = getattr(keys, kind)("")
     return Command(
@@ -215,7 +217,7 @@ def limit_fields(keys: Keys) -> Command[dict[str, str]]:
 
 
 def unregister(keys: Keys) -> Command[int]:
-    """Remove a queue from the registry."""
+    """Remove a queue from the queue registry."""
     return Command(("HDEL", QUEUES_KEY, keys.entry), int)
 
 
@@ -230,7 +232,7 @@ def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tu
     `ring` contains the message keys that take turns; `asleep` contains the throttled and paused keys.
 
     Returns:
-        The next cursor (0 at the end) and the keys.
+        The next cursor (0 at the end) and the message keys.
     """
     return Command(
         ("ZSCAN", getattr(keys, among), cursor, "COUNT", count), lambda reply: (int(reply[0]), read_ids(reply[1][::2]))
@@ -238,7 +240,7 @@ def keys_among(keys: Keys, among: KeySet, cursor: int, count: int) -> Command[tu
 
 
 def scores(keys: Keys, place: commands.SortedSet, ids: Sequence[str]) -> Command[list[float | None]]:
-    """Read the due times or lease ends of ids in unix seconds; None for an id without a score."""
+    """Read the scores of ids (due times or ends of leases) in unix seconds; None for an id outside the sorted set."""
     return Command(
         ("ZMSCORE", getattr(keys, place), *ids),
         lambda reply: [None if one is None else clamp_time(float(one)) for one in reply],
@@ -252,7 +254,7 @@ def paused(keys: Keys) -> Command[Pause | None]:
 
 def worker_ids() -> Command[list[str]]:
     """
-    Return the workers that wrote a record in the last hour, the latest first.
+    Read the ids of the workers that wrote a record in the last hour, the latest record first.
 
     Some of these workers may have ended.
     """
@@ -263,12 +265,12 @@ def worker_ids() -> Command[list[str]]:
 
 
 def worker_records(ids: Sequence[str]) -> list[Command[commands.Worker | None]]:
-    """Read each worker's record; None if the worker is not alive or its record is malformed."""
+    """Return commands that read the records of workers; None for a worker that is dead or has a malformed record."""
     return [Command(("GET", worker_key(id)), lambda reply: _decoded(_worker_decoder, reply)) for id in ids]
 
 
 def ask_stacks(id: str) -> list[Command[Any]]:
-    """Request the stacks of a worker, and delete its previous report."""
+    """Return commands that request the stacks of a worker, and delete its previous report."""
     return [
         Command(("DEL", stacks_key(id)), int),
         Command(("SET", stack_request_key(id), "1", "PX", REQUEST_MS), commands.read_nothing),
@@ -277,11 +279,11 @@ def ask_stacks(id: str) -> list[Command[Any]]:
 
 def asked_stacks(id: str) -> list[Command[Any]]:
     """
-    Return commands that read whether a worker has answered a request for its stacks.
+    Return commands that read whether a worker has reported its stacks after a request.
 
     Returns:
-        Commands that read three values: the ms since the request, None without a request; the worker's report, None
-            without a report; and whether the worker was alive within the last hour.
+        Commands that read three values: the ms since the request, None if no request is waiting; the worker's report,
+            None if there is no report; and whether the worker was alive within the last hour.
     """
     waited = Command(("PTTL", stack_request_key(id)), lambda left: REQUEST_MS - left if left >= 0 else None)
     known = Command(("ZSCORE", WORKERS_KEY, id), lambda seen: seen is not None)
@@ -289,7 +291,7 @@ def asked_stacks(id: str) -> list[Command[Any]]:
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], reply: bytes | None) -> T | None:
-    """Return a record of a worker; None if it is missing or malformed."""
+    """Decode a record or report of a worker; return None if it is missing or malformed."""
     try:
         return None if reply is None else decoder.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

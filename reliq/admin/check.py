@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Part = Literal["", "ready", "retry", "line", "both"]
-#: Called with the name of the part of the queue that is being read, and the number of ids checked so far.
+#: A callback with the name of the part of the queue that is being read, and the number of ids checked so far.
 OnProgress = Callable[[str, int], None]
 
 CHECK = script("check", __package__)
@@ -51,21 +51,22 @@ CHECK_KEYS = script("check_keys", __package__)
 _NO_WISH = ("",) * 7
 NOWHERE: Mapping[str, str] = {}
 
-#: Number of ids that are read and checked in one call, which takes about 2 ms.
+#: One script call reads and checks this many ids, which takes about 2 ms.
 BATCH = 250
-#: Number of Redis keys in one step of a SCAN, which takes about 0.3 ms.
+#: One SCAN command scans this many Redis keys, which takes about 0.3 ms.
 SCANNED_KEYS = 1000
 #: An id may have moved in its list since it was read. So the script searches this many more entries before and after
 #: the index where the id was read.
 MARGIN = 500
-#: One call to Redis compares about this many list entries, which takes about 10 ms.
+#: One script call compares about this many list entries, which takes about 10 ms.
 COMPARISONS = 500_000
-#: If all lists together have more entries than this, they are not searched: a search for a single id would block
-#: Redis for too long.
+#: If all lists together have more entries than this, the check does not search them, because a search for a single id
+#: would block Redis for too long.
 LONGEST_LISTS = 2_500_000
-#: If the lists have at most this many entries in all, they are immediately searched for every suspected id.
+#: If all lists together have at most this many entries, the check searches them for every suspected id immediately.
 SHORT_LISTS = 10_000
-#: Lists longer than SHORT_LISTS are first read again this many times, to drop suspected ids that have only moved.
+#: If the lists have more than SHORT_LISTS entries, the check first reads them again this many times. So it can drop
+#: suspected ids that have only moved.
 ROUNDS = 3
 
 #: September 2001 in unix ms; a lower number is not a valid time.
@@ -79,7 +80,7 @@ EXAMPLES = 5
 
 _COUNT = re.compile(r"\d{1,6}( .+)?", re.DOTALL)
 
-#: For each fault its meaning, and how `--repair` repairs it. A report lists the faults in this order.
+#: For the name of each fault its meaning, and how `--repair` repairs it. A report lists the faults in this order.
 FAULTS = {
     "wrong-type": ("a key of the queue has another type: scripts refuse to run", "renames the key, and keeps it"),
     "lost-map": (
@@ -172,7 +173,7 @@ class CheckReport:
         looked_at: number of ids that were checked.
         faults: the kinds of faults that were found.
         unproved: number of suspected ids that could not be checked, because the lists are too long to be searched.
-        away: numbers of the shards whose check did not finish, because their Redis did not answer.
+        away: numbers of the shards that were not checked completely, because their Redis did not answer.
     """
 
     queue: str
@@ -238,7 +239,7 @@ class Findings:
             self.examples[name].append(example)
 
     def report(self, keys: Keys, away: tuple[int, ...] = ()) -> CheckReport:
-        """Return the report on a queue; `away` are the shards whose Redis did not answer."""
+        """Return the report on a queue; `away` contains the numbers of the shards whose Redis did not answer."""
         passing = PASSING | LEFTOVERS if keys.bare else PASSING
         faults = [
             Fault(
@@ -260,18 +261,18 @@ def check_ids(
     clock: int | None = None,
 ) -> Call[tuple[int, list[Any]]]:
     """
-    Read the states of ids, all at one moment; with `wishes`, repair the ids.
+    Return the script call that reads the states of ids at one moment or, with `wishes`, repairs the ids.
 
     Args:
-        part: the list to search: `ready`, `retry`, or `line` (the key queue in `lines`). `both` searches all these
-            lists completely; an empty text searches no list.
+        part: the list to search: `ready`, `retry`, or `line` for the key queues in `lines`. With `both`, the script
+            searches all these lists completely; with an empty text, it searches no list.
         piece: the first and last index to search in the list; ignored for `both`.
         lines: for each id that was found in a key queue, the message key of that queue.
         wishes: the repair of each id: values for the arguments `seen` to `note` of the script `check`.
 
     Returns:
-        The server's time in ms, and a row for each id. Without `wishes`, the row is the id's state. With `wishes`, the
-        row is `mended`; or it is `changed`, if the state of the id is no longer the state in `seen`.
+        A script call. Its result is the server's time in ms, and a row for each id. Without `wishes`, the row is the
+        id's state. With `wishes`, the row is `mended`; or it is `changed`, if the id's state is no longer `seen`.
     """
     bounded("ids", ids)
     args: list[Arg] = [clock_arg(clock), part, *piece]
@@ -289,14 +290,17 @@ def check_keys(
     keys: Keys, items: Sequence[tuple[str, str]], *, repair: bool, clock: int | None = None
 ) -> Call[list[str]]:
     """
-    Check message keys and leased messages; return the fault of each item, empty without a fault.
+    Return the script call that checks message keys, and the entries of leased messages in the Redis key `held`.
 
-    A leased message counts against the concurrency limit of its key by an entry in the Redis key `held`.
+    With its entry in `held`, a leased message counts against the concurrency limit of its message key.
 
     Args:
         items: pairs of a message key and a message id, to check the entry of the message in `held`; or pairs of a
-            message key and an empty text, to check the key.
+            message key and an empty text, to check the message key.
         repair: whether to repair the faults.
+
+    Returns:
+        A script call. Its result is the name of each item's fault, or an empty text for an item without a fault.
     """
     bounded("items", items)
     args: list[Arg] = [clock_arg(clock), "1" if repair else "", *(part for item in items for part in item)]
@@ -318,15 +322,15 @@ class IdState:
     Attributes:
         at: the message key of the key queue in which the id was found; empty if it was found elsewhere.
         key: the message key that Redis stores with its retry count; empty without a key.
-        pending, unack: its scores in these sorted sets, in unix seconds; None if it is not in the set.
-        garbage: whether it is in garbage.
-        left: its retry count as stored in Redis.
-        word: its state word: the value of the id in the Redis key `lease`.
-        error: whether Redis stores its last error.
-        body: the type of the Redis key of its body, `none` without a body.
-        due_ms: the due time in the envelope of its body.
-        ready, retry: how often it is in these lists; None for a list that was not searched.
-        line, other: how often it is in the key queue of `key`, and in the key queue of `at`.
+        pending, unack: the scores of the id in these sorted sets, in unix seconds; None if the set does not contain it.
+        garbage: whether the id is in the set `garbage`.
+        left: the retry count as stored in Redis; None if there is none.
+        word: the state word, that is, the value of the id in the Redis key `lease`.
+        error: whether Redis stores a last error of the message.
+        body: the type of the Redis key of the body; `none` without a body.
+        due_ms: the due time in the envelope of the body, in unix ms; None if there is none.
+        ready, retry: how often the id is in these lists; None for a list that was not searched.
+        line, other: how often the id is in the key queue of `key`, and in the key queue of `at`.
         digest: digest of all these values. Redis refuses a repair if the digest has changed.
     """
 
@@ -349,18 +353,18 @@ class IdState:
 
     @property
     def scored(self) -> list[str]:
-        """Which of the states pending, unack and garbage contain this id."""
+        """The names of the states that contain this id, of pending, unack and garbage."""
         held = {"pending": self.pending is not None, "unack": self.unack is not None, "garbage": self.garbage}
         return [place for place, is_there in held.items() if is_there]
 
     @property
     def listed(self) -> int:
-        """How often the id was found in lists."""
+        """How often the id is in the lists that were searched."""
         return sum(filter(None, (self.ready, self.retry, self.line, self.other)))
 
     @property
     def places(self) -> int:
-        """How often the id was found in lists, sorted sets and garbage."""
+        """How often the id is in pending, unack, garbage, and the lists that were searched."""
         return len(self.scored) + self.listed
 
     @property
@@ -379,7 +383,7 @@ class IdState:
         return self.word.lease_ms if isinstance(self.word, Held) else None
 
     def is_as(self, other: IdState) -> bool:
-        """Return whether the state equals `other`; the counts in lists are not compared."""
+        """Return whether the state equals the state `other`, except for the numbers of list entries."""
         unlooked = {"ready": None, "retry": None, "line": None, "other": None, "digest": ""}
         return replace(self, **unlooked) == replace(other, **unlooked)  # type: ignore[arg-type]
 
@@ -390,7 +394,7 @@ def read_state(id: str, row: Sequence[Any], at: str = "") -> IdState:
 
     Args:
         id: the id.
-        row: the answer of the script for this id.
+        row: the values that the script returned for this id.
         at: the message key of the key queue in which the id was found.
     """
     texts = [part.decode("utf-8", "surrogateescape") if isinstance(part, bytes) else part for part in row]
@@ -421,7 +425,7 @@ def faults_of(state: IdState, now_ms: int, *, bare: bool) -> list[str]:
     """
     Return the names of the faults of an id.
 
-    If the lists were not searched, an id outside of pending, unack and garbage is assumed to be in a list.
+    If the lists were not searched, assume that an id outside of pending, unack and garbage is in a list.
     """
     if state.places > 1:
         return ["twice"]
@@ -479,7 +483,7 @@ def is_count(left: str | None) -> bool:
 
 
 def place_of(state: IdState) -> str:
-    """Return the only state of an id; `list` stands for ready, retry and key queues."""
+    """Return the state of an id that is in a single state; `list` stands for ready, retry and key queues."""
     return state.scored[0] if state.scored else "list"
 
 
@@ -493,13 +497,13 @@ class Repair(NamedTuple):
     The state that a repair gives an id, as arguments of the script `check`.
 
     Attributes:
-        place: the state to move it to; `=` for no move, empty to remove it from all states, `line` for the queue of
-            its message key.
-        due_ms: its score in pending or unack.
-        left: its retry count; `=` for no change, empty to delete the count.
-        word: its state word (its value in the Redis key `lease`); `=` for no change, empty to delete the word.
-        kind: how the message ends; empty if it does not end, `stray` if Redis stores only remains without a message.
-        note: reason, attempt and error of its dead letter.
+        place: the state to move the id to; `line` for the key queue of its message key, `=` for no move, and an empty
+            text to remove the id from all states.
+        due_ms: the new score of the id in pending or unack, in unix ms.
+        left: the new retry count; `=` for no change, empty to delete the count.
+        word: the new state word (the value in the Redis key `lease`); `=` for no change, empty to delete the word.
+        kind: how the message ends; empty if it does not end, `stray` to delete the remains of an id without a message.
+        note: reason, attempt and error for the dead letter of the message.
     """
 
     place: str = "="
@@ -520,16 +524,18 @@ def _dead(why: str) -> Repair:
 
 def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     """
-    Return the repair of a faulty id; None to change nothing, for example because its next claim repairs it.
+    Return the repair of a faulty id; None to change nothing, for example because the next claim repairs the id.
 
     If the id is in several states or in no state, `state` must come from a search of all lists.
     """
-    left = "=" if is_count(state.left) else count_text(0, state.key or state.at)  # 0 retries allow one more delivery
+    # A retry count of 0 allows one more delivery.
+    left = "=" if is_count(state.left) else count_text(0, state.key or state.at)
     list_of = "line" if state.key else "retry" if state.retry else "ready"
     if state.places == 0:
         due = state.due_ms
         if state.left is None and state.body != "string":
-            return _STRAY if state.body == "none" else None  # keep a key of another type: another program may use it
+            # Keep a Redis key of another type, because another program may use the key.
+            return _STRAY if state.body == "none" else None
         if state.word.cancelled:
             return _STRAY._replace(kind="cancelled")
         if state.body != "string":
@@ -564,7 +570,7 @@ def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
 
 
 def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None:
-    """Return the correct score of an id, in ms; None if it is unknown."""
+    """Return the correct score of an id in pending or unack, in unix ms; None if it is unknown."""
     if place == "unack" and state.lease_ms is not None:
         latest = now_ms + state.lease_ms
         return round(score_ms) if is_time(score_ms, latest + CLOCK_SLACK_MS, ahead_ms=0) else latest
@@ -576,7 +582,7 @@ def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None
 
 
 def _places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
-    """Scan about `count` entries of `held`; return the next cursor, and the message key and id of each entry."""
+    """Scan about `count` entries of `held`; return the next cursor, and the message key and message id of each entry."""
 
     def read(reply: Any) -> tuple[int, list[tuple[str, str]]]:
         members = [id_text(member).partition("\0") for member in reply[1][::2]]
@@ -595,7 +601,7 @@ class Checker:
         found: collects the faults.
         repair: whether to repair faults.
         progress: called with the part of the queue that is being read, and the number of ids checked so far.
-        wait: waits until Go programs have had the time to finish moving messages.
+        wait: a function that waits until programs in Go have had the time to finish moving messages.
     """
 
     queue: QueueSession
@@ -646,7 +652,7 @@ class Checker:
         for name, wanted in TYPES.items():
             found = self.queue.run(Command(("TYPE", getattr(self._keys, name)), bytes.decode))
             if found not in (wanted, "none"):
-                # RENAMENX is safe: no script has changed the key since TYPE, because scripts refuse a wrong type
+                # RENAMENX is safe: scripts refuse a key of a wrong type, so none has changed the key since TYPE.
                 mended = self.repair and self._put_aside(name)
                 example = f"{getattr(self._keys, name)} is a {found}, not a {wanted}"
                 self.found.add("wrong-type", example, mended=mended)
@@ -658,7 +664,7 @@ class Checker:
         return self.queue.run(Command(("RENAMENX", getattr(self._keys, name), aside), bool))
 
     def _check_fence(self) -> None:
-        """Check the shard's fence, which is its copy of the shard map."""
+        """Check the fence of the shard, which is the shard's copy of the shard map."""
         if self._keys.bare:
             return
         known = self.queue.map
@@ -669,7 +675,7 @@ class Checker:
                 ShardChange(self.queue, self._keys).restore()
             self.found.add("bad-fence", self._keys.epoch, mended=mended)
         elif fenced.epoch > known.epoch or (known.is_lost and self._keys.shard == 0):
-            # `ShardChange` reads the shard map again. If the map is not lost, another process has just changed it.
+            # `ShardChange` reads the shard map again. If the map is not lost now, another process has just changed it.
             change = ShardChange(self.queue, self._keys)
             if change.map.is_lost:
                 example = f"{self._keys.of_shard(0).map}: {change.map.n} shards, epoch {change.map.epoch}"
@@ -678,7 +684,7 @@ class Checker:
                 self.found.add("lost-map", example, mended=self.repair)
 
     def _pieces(self, spot: List | KeyQueueState, start: int = 0) -> Iterator[tuple[int, list[str]]]:
-        """Yield a list in pieces: for each piece the index of its first id, and its ids."""
+        """Read a list in pieces, newest ids first; yield the index of each piece's first id, and the piece's ids."""
         while True:
             self._tell("lines" if isinstance(spot, KeyQueueState) else spot)
             ids = self.queue.run(calls.newest_ids(self._keys, spot, start, BATCH))
@@ -689,9 +695,9 @@ class Checker:
 
     def _line_pieces(self) -> Iterator[tuple[int, list[tuple[str, str]]]]:
         """
-        Yield key queues in pieces: for each piece the index of its first id, and its ids with their message keys.
+        Read all key queues in pieces; yield the index of each piece's first id, and the piece's ids with their keys.
 
-        A piece contains the first ids of several key queues, or further ids of one long key queue.
+        A piece contains the newest ids of several key queues, or further ids of one long key queue.
         """
         keys = self._keys
         if not self.queue.run(Command(("EXISTS", keys.limits, keys.ring, keys.held, keys.asleep), int)):
@@ -711,7 +717,11 @@ class Checker:
                             yield start, [(id, key) for id in more]
 
     def _check_list(self, part: Part, pieces: Iterable[tuple[int, list[tuple[str, str]]]]) -> None:
-        """Check the pieces of a list, newest ids first, so that no id is missed while the list grows."""
+        """
+        Check the ids in the pieces of a list.
+
+        Publishes add ids before the newest id. So a check that reads the newest ids first misses no id.
+        """
         for start, rows in pieces:
             times = Counter(id for id, _ in rows)
             again = {id for id in times if times[id] > 1 or id in self._known}
@@ -721,8 +731,8 @@ class Checker:
                 self._lines |= fresh
             self._look([*fresh], part, (max(0, start - MARGIN), start + BATCH + MARGIN))
             for id, key in rows:
-                # The id was found more than once: check it in this key queue too. If this is the correct key queue,
-                # `_states` deletes the entry of the id from `_lines`; then restore the entry that the id had before.
+                # The id was found more than once, so check it in this key queue too. If this is the correct key queue
+                # of the id, `_states` deletes the id from `_lines`. Then restore the previous entry of the id.
                 if key and id in again:
                     before = self._lines.get(id, "")
                     self._lines[id] = key
@@ -733,7 +743,7 @@ class Checker:
     def _scanned(
         self, what: str, step: Callable[..., Command[tuple[int, list[T]]]], *of: str, count: int = BATCH
     ) -> Iterator[list[T]]:
-        """Yield the result of each step of a scan; report the progress before each step."""
+        """Run a scan; yield the result of each step, and report the progress before each step."""
 
         def next_step(at: int) -> Command[tuple[int, list[T]]]:
             self._tell(what)
@@ -749,7 +759,11 @@ class Checker:
         self.progress(what, self.found.looked_at)
 
     def _look(self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)) -> None:
-        """Check ids that were read from one list or set; record faults, and ids to search for in all lists."""
+        """
+        Check ids that were read from one list, set or hash, and record their faults.
+
+        Record an id as suspected if all lists must be searched for it.
+        """
         if not ids:
             return
         self._known.update(ids)
@@ -758,7 +772,7 @@ class Checker:
         wrong = []
         for state in states:
             is_wrong = bool(self._faults(state, now_ms))
-            # the id may also be in a list that was not searched, so search all lists later
+            # The id may also be in a list that was not searched. So search all lists for this id later.
             needs_proof = state.listed > 0 if state.scored else not part and not state.is_empty
             if needs_proof or (is_wrong and not state.places):
                 self._suspects.add(state.id)
@@ -774,7 +788,7 @@ class Checker:
             self._note([state for state in states if self._faults(state, now_ms)], now_ms, "both")
 
     def _drop_what_only_moved(self) -> None:
-        """Read the lists again; drop suspected ids that are now in exactly one state, or have ended."""
+        """Read ready and retry again; drop the suspected ids that are now in exactly one state, or have ended."""
         if not self._suspects:
             return
         found: Counter[str] = Counter()
@@ -788,7 +802,7 @@ class Checker:
                     self._suspects.discard(state.id)
 
     def _report_what_stays(self) -> None:
-        """Check recorded faults of a Go layout again, and report the faults that have not changed."""
+        """In a Go layout, check the recorded faulty ids again; report the ids whose states have not changed."""
         if not self._passing:
             return
         self._tell("faulty ids again")
@@ -798,12 +812,16 @@ class Checker:
             self._report(stayed, now_ms, "both")
 
     def _length_of_lists(self) -> int:
-        """Return how many list entries a search for one id in all lists compares at most."""
+        """Return the largest number of list entries that a search for one id in all lists compares."""
         sizes: list[int] = self.queue.run_all([calls.size(self._keys, part) for part in LISTS])
         return sum(sizes) + self._longest_line
 
     def _searched(self, ids: Collection[str]) -> Iterator[tuple[int, list[IdState]]]:
-        """Search all lists for `ids`, and yield their states in batches; yield nothing if lists are too long."""
+        """
+        Search all lists for `ids`, and yield their states in batches.
+
+        If the lists are too long, yield nothing, and count the ids as not checked.
+        """
         length = self._length_of_lists()
         if length > LONGEST_LISTS:
             self.found.unproved += len(ids)
@@ -813,7 +831,7 @@ class Checker:
             yield self._states(some, "both")
 
     def _check_keys(self) -> None:
-        """Check all message keys, all entries of `held`, and that each leased message with a key has an entry."""
+        """Check all message keys and all entries of `held`; check that each leased message with a key has an entry."""
         in_turn = (self._scanned(name, calls.keys_among, name) for name in ("ring", "asleep"))
         found = chain([sorted(self._leases)], self._scanned("places", _places_scanned))
         names = chain([sorted(self._key_names)], *in_turn)
@@ -825,7 +843,7 @@ class Checker:
                     self.found.add(fault, id or key, mended=self.repair)
 
     def _check_account(self) -> None:
-        """Compare the number of published messages with the ended plus the living messages."""
+        """Check that the number of published messages is the number of ended messages plus living messages."""
         totals: list[bytes] = self.queue.run(Command(("HGETALL", self._keys.totals), list))
         numbers = {name: whole_number(number) for name, number in zip(totals[::2], totals[1::2], strict=True)}
         bad = [name for name, number in numbers.items() if number is None or number < 0]
@@ -870,7 +888,11 @@ class Checker:
     def _states(
         self, ids: Sequence[str], part: Part = "", piece: tuple[int, int] = (1, 0)
     ) -> tuple[int, list[IdState]]:
-        """Read the states of ids; record leased messages in `_leases`, and delete correct key queues from `_lines`."""
+        """
+        Read the states of ids; add the leased messages with a key to `_leases`.
+
+        Delete an id from `_lines` if it was found in the key queue of its own message key.
+        """
         lines = self._lines
         now_ms, rows = self.queue.run(check_ids(self._keys, ids, part=part, piece=piece, lines=lines))
         states = [read_state(id, row, lines.get(id, "")) for id, row in zip(ids, rows, strict=True)]
