@@ -1,8 +1,8 @@
 """
-The settings of queues, handlers, workers and limits: defaults, valid ranges, and checks at creation.
+The settings of queues, handlers, workers and limits, with their defaults and valid ranges.
 
-The public settings take durations as seconds or timedelta. They are converted to float seconds here, and to whole
-milliseconds for Redis. Backoffs are wait strategies of tenacity.
+A settings object checks its values when it is created. Users give durations as seconds or as a timedelta; this module
+converts them to float seconds, and for Redis to whole milliseconds. Backoffs are wait strategies of tenacity.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Up to two thirds of a wait is jitter, so that messages which fail together are not redelivered together.
 DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplier=2, max=1800)
 
-#: The pause between two tries to reach Redis, in seconds.
+#: The wait between two attempts to connect to Redis, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
 
 #: The default prefix of the outbox tables' names.
@@ -47,39 +47,39 @@ LARGEST_BODY = 16 * MIB
 BATCH_LIMIT = 500
 #: One round trip reads at most about this many bytes of bodies, to keep Redis and the process responsive.
 READ_BYTES = 8 * MIB
-#: If several bodies have at most this many bytes in total, one call reads them; otherwise it reads only their sizes.
+#: If the requested bodies have more than this many bytes in total, the script `bodies` returns only their sizes.
 INLINE_BYTES = 131_072
 #: The shortest and the longest lease, in seconds.
 LEASE_SECONDS = (0.05, DAY_SECONDS)
 #: The default of `linger`: how long a batch waits to fill up, in seconds.
 LINGER_SECONDS = 0.05
 LONGEST_LINGER_SECONDS = 60.0
-#: The highest rate, in starts per second.
+#: The highest rate limit, in messages started per second.
 STARTS_LIMIT = 10_000
-#: The highest rate of costs, in units per second.
+#: The highest rate limit by cost, in units of cost per second.
 COST_RATE_LIMIT = 10_000_000
 #: The highest limit for how many messages of a key or a queue run at the same time.
 HELD_LIMIT = 1_000_000
 WEIGHT_LIMIT = 1000
 WEIGHTS_LIMIT = 1000
-#: The default burst of a rate of starts is the number of starts in 1 / BURST_PART of a second, at least 1. The default
-#: burst of a rate by cost, such as "100000/m by cost", is the amount in its text divided by BURST_PART.
+#: The default burst of a rate such as "100/s" is the number of messages that may start in 1 / BURST_PART of a second,
+#: at least 1. The default burst of a rate by cost, such as "100000/m by cost", is the number in its text / BURST_PART.
 BURST_PART = 10
 
-#: The length of each unit of a rate, in microseconds.
+#: The length of each time unit of a rate (second, minute, hour), in microseconds.
 UNIT_US = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000}
 _RATE = re.compile(r"([1-9][0-9]{0,9})/([smh])( by cost)?")
 #: A rate with this ending limits the sum of the messages' costs, not the number of messages.
 BY_COST = " by cost"
-#: The field for the weight of a message key, in the Redis hash `limits`, is this prefix and the key.
+#: The Redis hash `limits` has a field for the weight of each message key. Its name is this prefix and the key.
 WEIGHT_FIELD = "weight:"
 
 
 def seconds_after(backoff: wait_base, attempt: int) -> float:
     """
-    Return how many seconds `backoff` waits after delivery number `attempt`, 1 for the first.
+    Return how many seconds the wait strategy `backoff` waits after delivery number `attempt`, 1 for the first.
 
-    A larger `attempt` than RETRIES_LIMIT + 1 counts as RETRIES_LIMIT + 1, because a strategy may compute 2**attempt.
+    A number above RETRIES_LIMIT + 1 counts as RETRIES_LIMIT + 1, because a wait strategy may compute 2**attempt.
     """
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = min(attempt, RETRIES_LIMIT + 1)
@@ -87,7 +87,12 @@ def seconds_after(backoff: wait_base, attempt: int) -> float:
 
 
 def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LONGEST_SECONDS) -> float:
-    """Return a duration in seconds; if it is not `least` to `most`, raise ConfigurationError about the option `name`."""
+    """
+    Return a duration in seconds.
+
+    Raises:
+        ConfigurationError: the duration is not `least` to `most` seconds. The error names the option `name`.
+    """
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number:  # noqa: PLR0124  NaN
         raise ConfigurationError(f"{name} must be seconds or a timedelta, not {_format_value(value)}")
@@ -97,7 +102,12 @@ def seconds(name: str, value: Duration, *, least: float = 0.0, most: float = LON
 
 
 def check_int(name: str, value: int, *, least: int = 0, most: int) -> int:
-    """Return a whole number; if it is not `least` to `most`, raise ConfigurationError about the option `name`."""
+    """
+    Return `value` if it is a whole number.
+
+    Raises:
+        ConfigurationError: it is not a whole number from `least` to `most`. The error names the option `name`.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"{name} must be a whole number, not {_format_value(value)}")
     if not least <= value <= most:
@@ -112,20 +122,20 @@ def check_is_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def _format_value(value: object) -> str:
-    """Return a number as text if it is short; otherwise the name of its type."""
+    """Describe a wrong value for an error message: a number by its digits, any other value by its type."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "a number of more than 20 digits"
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
 def milliseconds(duration: Duration) -> int:
-    """Return seconds as whole milliseconds, rounded up so that no wait is too short."""
+    """Convert a duration to whole milliseconds. Round up, so that no wait is too short."""
     number = duration.total_seconds() if isinstance(duration, timedelta) else duration
     return math.ceil(number * 1000 - 1e-6)
 
 
 def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
-    """Check the ranges of whole numbers in a settings object. A number may be None if None is its default."""
+    """Check that attributes of a settings object are whole numbers in `bounds`. If the default is None, allow None."""
     for name, (least, most) in bounds.items():
         value = getattr(settings, name)
         if value is not None or settings.__dataclass_fields__[name].default is not None:
@@ -133,7 +143,7 @@ def _check_ints(settings: Any, **bounds: tuple[int, int]) -> None:
 
 
 def _set_seconds(settings: Any, **bounds: tuple[float, float]) -> None:
-    """Convert durations of a frozen settings object to seconds. A duration may be None if None is its default."""
+    """Convert durations of a frozen settings object to seconds, and check them. If the default is None, allow None."""
     for name, (least, most) in bounds.items():
         value = getattr(settings, name)
         if value is not None or settings.__dataclass_fields__[name].default is not None:
@@ -151,8 +161,8 @@ class Durability:
     Attributes:
         kind: "none", "replicas" (Redis' WAIT) or "aof" (Redis' WAITAOF).
         count: how many replicas must confirm.
-        local: whether the server's own append-only file must be on disk.
-        timeout: how long the publish waits for confirmations, 0.001 to 60 s, in seconds or as a timedelta.
+        local: whether the append-only file of the Redis server itself must be on disk.
+        timeout: how long a publish waits for confirmations, 0.001 to 60 s, in seconds or as a timedelta.
 
     Example: `Queue("orders", durability=Durability.replicas(1))`
     """
@@ -186,8 +196,8 @@ class Durability:
         With `appendfsync everysec` a confirmation can take more than a second.
 
         Args:
-            local: whether the server's own file must have the message. Default: True.
-            replicas: how many replicas' files must have the message, 0 to 100. Default: 0.
+            local: whether the file of the Redis server itself must contain the message. Default: True.
+            replicas: how many replicas must have the message in their files, 0 to 100. Default: 0.
             timeout: how long to wait, 0.001 to 60 s, in seconds or as a timedelta. Default: 2.
 
         Raises:
@@ -205,7 +215,7 @@ class Durability:
 
     @classmethod
     def checked(cls, given: Any) -> Durability:
-        """Return `given` if it is a Durability; otherwise raise ConfigurationError."""
+        """Return `given`; raise ConfigurationError if it is not a `Durability`."""
         if not isinstance(given, Durability):
             raise ConfigurationError(
                 f"durability must be Durability.replicas(1), Durability.aof() or Durability.NONE, not {_format_value(given)}"
@@ -226,15 +236,15 @@ class QueueSettings:
 
     Attributes:
         retries: how many times a failed message is delivered again, 0 to 1,000. Default: 12.
-        ttl: how long after its due time a message may still start. Default: 7 days.
+        ttl: how long after its due time a message may still start; then it expires. Default: 7 days.
         max_body: the largest encoded body in bytes, up to 16 MiB. A publish refuses a larger body, and a worker does
             not load it. Default: 1 MiB.
         dedup: how long a chosen id cannot be published again after its message has ended. Default: 10 minutes.
-        dead_letter_limit: how many dead letters are kept, up to 10,000,000; 0 deletes a failed message, like
-            HDT3213/delayqueue. Default: 100,000.
+        dead_letter_limit: how many dead letters are kept, up to 10,000,000. With 0, messages that fail for good are
+            deleted. Default: 100,000.
         dead_letter_ttl: how long a dead letter is kept. Default: 7 days.
-        keep_completed: how many of the last acked messages are kept for lookups, up to 100,000. The last 1,000 messages that
-            ended in another way are always kept. Default: 0.
+        keep_completed: how many of the last acked messages Redis remembers, so that you can look them up, up to 100,000.
+            It always remembers the last 1,000 messages that ended in another way. Default: 0.
         durability: which replicas or disks must confirm a message before its publish returns. Default:
             `Durability.NONE`.
     """
@@ -281,20 +291,23 @@ class HandlerSettings:
         lease: the time after which a message of a dead worker is redelivered, 0.05 s to a day. Workers renew the lease
             while the handler runs. Default: 30 s.
         timeout: how long a handler may run; None for no limit. Default: 10 minutes.
-        concurrency: how many calls may run at the same time in a process. Default: None, only the worker's limit.
+        concurrency: how many calls of this handler may run at the same time in a process. Default: None, only the
+            worker's own limit applies.
         weight: this queue's share of free slots, relative to the other queues, from 1 on. Default: 1.
         backoff: the wait between a failure and the next delivery, a wait strategy of tenacity. Default: exponential
             with jitter, about two hours for twelve retries.
         retry_on: exceptions after which the message is delivered again; after other exceptions it is rejected. Default:
             Exception.
         reject_on: exceptions after which the message is rejected, even if they are in `retry_on`. Default: none.
-        on_decode_error: "retry" redelivers a body that does not decode or is too large, with backoff; "reject" makes it
-            a dead letter immediately. Default: "retry".
+        on_decode_error: what to do with a message whose body cannot be decoded or is too large: "retry" redelivers it
+            with backoff, "reject" makes it a dead letter immediately. Default: "retry".
         keep: how long Redis keeps the result of an acked message for `Queue.status`, from 1 s on. A result is the return
             value as JSON, at most 64 KiB. Not with `batch`. Default: None, keep no results.
-        batch: the most messages in one call, 1 to 500, for a handler that takes a list. Default: None, one message.
+        batch: the most messages in one handler call, 1 to 500. The handler then takes a list. Default: None, the
+            handler takes one message.
         linger: how long a batch waits to fill up, 0 to 60 s; only with `batch`. Default: None, which means 0.05 s.
-        batch_by_key: whether all messages of a batch must have the same key or no key; only with `batch`. Default: False.
+        batch_by_key: whether all messages of a batch must have the same message key. Messages without a key form
+            separate batches. Only with `batch`. Default: False.
 
     Example: `@consumer.handler(orders, lease=60, timeout=timedelta(minutes=5), concurrency=4)`
     """
@@ -340,7 +353,7 @@ class HandlerSettings:
 
     @property
     def lease_ms(self) -> int:
-        """The lease in ms."""
+        """The length of the lease in milliseconds."""
         return milliseconds(self.lease)
 
 
@@ -352,14 +365,15 @@ class WorkerSettings:
 
     Attributes:
         concurrency: how many handler calls run at the same time. Default: 16.
-        grace: how long running handlers may continue after a stop, in seconds or as a timedelta. Default: 25.
-        max_jobs: after this many started messages `Consumer.run` ends, so that the process is replaced. Default: None,
-            no limit.
-        burst: True stops when only messages that are due later are left; "delayed" stops when the queues are empty.
-            Default: False.
+        grace: how long running handlers may continue during a graceful shutdown, in seconds or as a timedelta. Default:
+            25.
+        max_jobs: after it has started this many messages, `Consumer.run` returns, so that a supervisor can replace the
+            process. Default: None, no limit.
+        burst: True stops the worker when all messages that are left are due later; "delayed" stops it when the queues
+            are empty. Default: False.
         allow_eviction: start even if Redis may evict messages at `maxmemory`. Default: False.
-        log_error_text: log the texts of exceptions and the reasons of results, which may contain parts of bodies.
-            Default: False.
+        log_error_text: log the texts of exceptions and the reasons that handlers give, for example to `Nack`. These
+            texts may contain parts of message bodies. Default: False.
 
     Example: `consumer.run(WorkerSettings(concurrency=32, grace=60))`
     """
@@ -381,22 +395,24 @@ class WorkerSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """
-    The limits that a queue declares, which are keyword arguments of `Queue`.
+    The order, concurrency and rate limits of a queue, which are keyword arguments of `Queue`.
 
     Attributes:
-        ordered: True runs the messages of one key one at a time, in publish order. Default: False.
-        per_key: how many messages of one key may run at the same time, over all workers, 1 to 1,000,000. Default: None.
-        rate: how many messages may start per time: "100/s", "5/m" or "1000/h", at most 10,000 per second; or the sum of
-            their costs, such as "100000/m by cost", at most 10,000,000 per second; or a list with one rate of each
-            kind. Default: None.
+        ordered: True runs the messages of each key one at a time, in publish order. Default: False.
+        per_key: how many messages of a key may run at the same time, over all workers, 1 to 1,000,000. Default: None,
+            no limit.
+        rate: how many messages may start per second, minute or hour: "100/s", "5/m" or "1000/h", at most 10,000 per
+            second. A rate such as "100000/m by cost" limits the sum of the messages' costs, at most 10,000,000 per
+            second. A list may contain one rate of each kind. Default: None, no limit.
         burst: how many messages may start at the same time after a pause; for a rate by cost, the sum of their costs.
-            With a list of rates, a list with one number for each. Default: None, the number that `rate` allows in 0.1 s,
-            at least 1; for a rate by cost, a tenth of the number in it.
+            If `rate` is a list, give a list with one number for each rate. Default: None, the number of messages that
+            `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the number in it.
         key_rate: like `rate`, for the messages of each key. Default: None.
         key_burst: like `burst`, for `key_rate`. Default: None.
         concurrency: how many messages of the queue may run at the same time, over all workers, 1 to 1,000,000. Default:
-            None.
-        key_weights: how many messages each key gets in a turn, 1 to 1,000, for up to 1,000 keys; other keys get 1.
+            None, no limit.
+        key_weights: the weights of up to 1,000 keys, 1 to 1,000. Workers start waiting messages of a key with weight 4
+            four times as often as messages of a key with weight 1. Other keys have weight 1.
 
     Raises:
         ConfigurationError: a limit is not valid.
@@ -439,7 +455,7 @@ class Limits:
 
     def _buckets(self) -> dict[str, int]:
         """
-        Return the fields of the rates and bursts for the Redis hash `limits`.
+        Return the rates and bursts as fields of the Redis hash `limits`.
 
         Raises:
             ConfigurationError: a rate or a burst is not valid.
@@ -476,9 +492,9 @@ class Limits:
     @staticmethod
     def parse_rate(text: str, name: str = "rate", *, by_cost: bool = False) -> int:
         """
-        Return the microseconds between two starts of a rate such as "100/s", rounded up.
+        Parse a rate such as "100/s"; return the microseconds between two messages, rounded up.
 
-        With `by_cost`, return the nanoseconds for one unit of a rate such as "100000/m by cost".
+        With `by_cost`, parse a rate such as "100000/m by cost"; return the nanoseconds between two units of cost.
 
         Raises:
             ConfigurationError: `text` is not a valid rate; the error message uses `name`.
@@ -502,7 +518,7 @@ class Limits:
         """
         Return these limits as fields of the Redis hash `limits`.
 
-        The hash has two more fields: `on` and `declared`.
+        The hash also has fields that only scripts write, such as `on` and `declared`.
         """
         fields: dict[str, int | None] = {
             "ordered": 1 if self.ordered else None,
@@ -516,7 +532,7 @@ class Limits:
 
     @property
     def declaration(self) -> str:
-        """The fingerprint of these limits: a worker writes its limits if Redis has another fingerprint."""
+        """The fingerprint of these limits. If Redis has another fingerprint, a worker writes its limits to Redis."""
         return sha256(msgspec.json.encode(sorted(self.fields().items()))).hexdigest()[:16]
 
 
@@ -538,7 +554,7 @@ LIMITS = frozenset(LimitOptions.__annotations__)
 
 def limits_in(options: MutableMapping[str, Any], keys: Keys, shards: int | None) -> Limits | None:
     """
-    Remove the limits from a queue's keyword arguments and return them; None without limits.
+    Remove the limits from the keyword arguments of a queue; return them, or None if there are no limits.
 
     Raises:
         ConfigurationError: a limit is not valid, or the queue cannot have limits.

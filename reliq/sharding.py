@@ -3,24 +3,25 @@ The number of shards of a queue, and the change of that number while the queue i
 
 A change takes three steps. If the process dies after any step, repeat the same call to continue:
 
-1. A new shard map replaces the current map. From then on, before a publisher publishes a chosen id in its new home
-   shard, it asks the id's old home shard. The home shard of an id is computed from the id and the number of shards; the
-   old home shard, from the earlier number.
-2. Every shard stores the fence (the version) of the new map. Shards that will be removed refuse publishers from now on.
-3. Messages, dead letters and blocked ids move to their home shards for the new number. When all have moved, the change
-   is finished. Workers do this step too (`reliq.worker.upkeep`).
+1. A new shard map replaces the current shard map, which is a string in Redis with the number of shards. The home shard
+   of a message is computed from its id and the number of shards; its old home shard, from the earlier number. From now
+   on, before a publisher publishes a chosen id in its new home shard, it checks that the id is free in the old one.
+2. Every shard stores the fence (a short copy) of the new map. Shards that will be removed now refuse new messages.
+3. Messages, dead letters and blocked ids move to their home shards for the new number. When all of them have moved, the
+   change is finished. Workers do this step too (`reliq.worker.upkeep`).
 
-Shards lie in different slots of a Cluster, so no single script can move a message. A move takes three calls, and
-several processes may make the same calls at once:
+Shards lie in different slots of a Redis Cluster, so a single script cannot move a message. A move takes three script
+calls, and several processes may make the same calls at the same time:
 
 1. `depart` sets a batch of messages of the old shard aside under a batch number, so that no worker can claim them. A
    shard has only one such batch. So if this process dies, the next process continues with the same batch.
 2. `arrive` writes the messages of the batch into their new shards. A new shard stores the last batch number of each
    other shard, so a repeated or late call changes nothing.
-3. `leave` removes the batch from the old shard. If a message of the batch was cancelled in the meantime, the caller got
-   `running`, and the message is now cancelled in its new shard.
+3. `leave` removes the batch from the old shard. If a user cancelled a message of the batch in the meantime, `cancel`
+   returned `running`, and the message is now cancelled in its new shard.
 
-If a server has replicas, a replica confirms each step before the next step, so a failover cannot undo half of a move.
+If a Redis server has replicas, a replica must confirm each call before the next call, so that a failover cannot undo
+half of a move.
 """
 
 from __future__ import annotations
@@ -48,25 +49,27 @@ if TYPE_CHECKING:
     from reliq.redis.session import Session
 
 
-#: How long to wait for a replica's confirmation of a step, in ms. An unconfirmed step is repeated later.
+#: How long to wait until a replica confirms a script call, in ms. If none confirms it in time, the change stops with
+#: an error, and the next process that continues the change repeats the call.
 CONFIRMED_MS = 500
-#: How many ids a step moves (STEP_IDS), and how many Redis keys a SCAN step reads (STEP_KEYS).
+#: About how many ids one round trip moves (STEP_IDS), and how many Redis keys one SCAN reads (STEP_KEYS).
 STEP_IDS = 250
 STEP_KEYS = 1000
 
 
 class ShardChange:
     """
-    The shards of a queue, and a change of their number.
+    Change the number of shards of a queue.
 
-    Methods that are generators yield after one or two round trips. Each method may raise RedisRefusedError or
-    RedisUnavailableError; call the method again to continue.
+    Generator methods yield after every few round trips, so that the caller can do other work. Each method may raise
+    RedisRefusedError or RedisUnavailableError; call the method again to continue.
 
     Args:
-        keys: the keys of any shard of the queue.
+        session: the connection to Redis.
+        keys: the Redis keys of any shard of the queue.
 
     Attributes:
-        map: the current and the earlier number of shards.
+        map: the shard map, with the current and the earlier number of shards.
     """
 
     def __init__(self, session: Session, keys: Keys) -> None:
@@ -78,9 +81,9 @@ class ShardChange:
 
     def _look(self, shards: int) -> None:
         """
-        Read the map and its copies (fences) in the first `shards` shards, or in all shards of the map if it has more.
+        Read the shard map, and its copies (fences) in the first `shards` shards; in all shards if the map has more.
 
-        If Redis has lost the map, use the latest copy.
+        If Redis has lost the shard map, use the latest copy.
         """
         self._text, *fences = self._session.run_all([map_text(self._first), *map(fence, self._shards(shards))])
         try:
@@ -125,10 +128,10 @@ class ShardChange:
         self._fence()
 
     def restore(self) -> None:
-        """Restore the map if Redis has lost it. Also store the fence (the map's version) in every shard."""
+        """Restore the shard map if Redis has lost it. Also store the fence (a copy of the map) in every shard."""
         if self.map.is_lost:
             answers = self._session.try_all(list(map(fence, self._shards(SHARDS_LIMIT))))
-            # Ignore refusals: an ACL user may lack permissions for shards that the queue never had.
+            # Ignore refusals of Redis: an ACL user may lack permissions for shards that the queue never had.
             fences = raise_first([answer for answer in answers if not isinstance(answer, RedisRefusedError)])
             last = self.map.or_later(fences)
             most = max(known.served for known in (last, *fences) if known is not None)
@@ -137,15 +140,15 @@ class ShardChange:
 
     def steps(self, shards: Collection[int] | None = None, *, count: bool = False) -> Iterator[int]:
         """
-        Move messages to their new shards; yield the number of messages still to be moved after each step.
+        Move messages to their home shards; after each step, yield how many messages are left.
 
-        When no message is left, the change is finished. Messages in flight, and due messages in shards that remain, are
-        counted but not moved: workers finish them in their old shards.
+        When no message is left, finish the change. The number includes messages in flight, and due messages in shards
+        that remain. They are not moved: workers finish them in their old shards.
 
         Args:
             shards: the shards to move messages from; None for all. Only a call that includes shard 0 can finish the
                 change.
-            count: True to count all messages that are left; False to stop at the first step that finds any.
+            count: True to count all messages that are left; False to stop after the first step that finds any.
         """
         self.restore()
         now = self.map
@@ -172,7 +175,12 @@ class ShardChange:
             self._write(ShardMap(now.epoch, now.n, now.n, "steady"))
 
     def _write(self, after: ShardMap) -> None:
-        """Write the next map; raise ConfigurationError if the map has changed or the queue has keys or limits."""
+        """
+        Store a new shard map in Redis.
+
+        Raises:
+            ConfigurationError: another process has changed the map, or the queue has message keys or limits.
+        """
         after = replace(after, most=max(after.ever, self.map.ever))
         stored = self._confirmed(self._first, transitions.remap(self._first, self._text, after.text))
         if stored == transitions.REMAP_KEYED:
@@ -189,7 +197,7 @@ class ShardChange:
         self.map = after
 
     def _fence(self) -> None:
-        """Store the fence (the map's version) in every shard. Shards that will be removed then refuse publishers."""
+        """Store the fence (a copy of the map) in every shard. Shards that will be removed then refuse new messages."""
         for keys in self._shards(self.map.served) if self.map.epoch else ():
             closing = keys.shard >= self.map.n
             self._confirmed(keys, transitions.ask(keys, [], fence=self.map.fence, closing=closing))
@@ -205,7 +213,7 @@ class ShardChange:
             yield from self._move(keys, "pending", ids)
         for ids in self._stray_ids(keys, "ZSCAN", keys.unack):
             yield from self._move(keys, "unack", ids)
-        if keys.shard >= self.map.n:  # shards that remain keep their due messages
+        if keys.shard >= self.map.n:  # due messages move only out of shards that will be removed
             yield from self._move_list(keys, "ready")
             yield from self._move_list(keys, "retry")
         after = "-"
@@ -214,7 +222,7 @@ class ShardChange:
             after = f"({letters[-1].letter}"
 
     def _strays(self, keys: Keys) -> Iterator[int]:
-        """Count a shard's living messages that belong in other shards; yield the count after each step."""
+        """Count the unfinished messages of a shard whose home is another shard; yield the count after each step."""
         number = self._session.run(_leaving(keys))
         for command, key in (("HSCAN", keys.retries_left), ("SSCAN", keys.garbage)):
             for ids in self._stray_ids(keys, command, key):
@@ -223,7 +231,11 @@ class ShardChange:
         yield number
 
     def _move_taken(self, shards: Sequence[Keys]) -> Iterator[None]:
-        """Move ids that `dedup` or a tombstone blocks to their new shards; this scans all Redis keys of the servers."""
+        """
+        Move blocked ids (by `dedup` or a tombstone) to their home shards.
+
+        Each blocked id is a Redis key. To find these keys, scan all Redis keys of all servers.
+        """
         starts = {keys.dedup("")[:-4]: keys for keys in shards}
         wanted = pattern(self._first.dedup("").partition("}")[0].partition("#")[0]) + "*:dd:*"
         for node in self._session.each().values():
@@ -241,7 +253,12 @@ class ShardChange:
                 yield
 
     def _confirmed(self, keys: Keys, call: Call[T]) -> T:
-        """Send a call to a shard. If the shard's server has replicas, wait until one of them confirms the call."""
+        """
+        Run a script in a shard. If the shard's server has replicas, wait until one of them confirms the changes.
+
+        Raises:
+            RedisUnavailableError: no replica confirms the changes in time.
+        """
         node = self._session.server_of(keys.ready)
         if node not in self._replicas:
             servers = self._session.client.run_everywhere([commands.server_facts("replication")])
@@ -257,7 +274,11 @@ class ShardChange:
         return answer
 
     def _move(self, keys: Keys, state: LeavingState, names: list[str]) -> Iterator[None]:
-        """Move messages or dead letters in `state` to their new shards; a call moves as many as it can."""
+        """
+        Move messages or dead letters in `state` to their home shards.
+
+        A script call may move only some of them, so repeat it until a call moves none.
+        """
         while names:
             departure = self._confirmed(keys, transitions.depart(keys, names, state=state))
             self._finish(keys, departure)
@@ -267,7 +288,7 @@ class ShardChange:
             names = rest if len(rest) < len(names) else []
 
     def _move_list(self, keys: Keys, place: List) -> Iterator[None]:
-        """Move messages, oldest first, out of a list of a shard that will be removed, until none can move."""
+        """Move all messages that can move, oldest first, out of `ready` or `retry` of a shard that will be removed."""
         stayed = 0
         key = keys.ready if place == "ready" else keys.retry
         while ids := self._session.run(Command(("LRANGE", key, -STEP_IDS, -1), read_ids)):
@@ -278,7 +299,11 @@ class ShardChange:
                 return
 
     def _finish(self, keys: Keys, departure: MigrationBatch) -> int:
-        """Complete the move of a batch; return how many messages stay because their ids exist in the new shard."""
+        """
+        Complete the move of a batch: write its messages into their home shards, and remove them from the old shard.
+
+        Return how many messages stay in the old shard, for example because their ids exist in the home shards.
+        """
         by_home = defaultdict[int, list[str]](list)
         for name in departure.records:
             by_home[home(departure.id_of(name), self.map.n)].append(name)
@@ -286,7 +311,7 @@ class ShardChange:
         for shard, names in by_home.items():
             target = keys.of_shard(shard)
             answers = self._confirmed(target, transitions.arrive(target, departure, names, origin=keys.shard))
-            if "late" in answers:  # another process has completed the move of this batch
+            if "late" in answers:  # another process has already completed the move of this batch
                 return 0
             staying |= {name for name, answer in zip(names, answers, strict=True) if answer == "alive"}
         for id in self._session.run(transitions.leave(keys, departure, staying)):
@@ -294,7 +319,7 @@ class ShardChange:
         return len(staying)
 
     def _stray_ids(self, keys: Keys, command: str, key: str) -> Iterator[list[str]]:
-        """Yield the ids in the Redis key `key` of a shard that belong in other shards, in batches."""
+        """Scan the Redis key `key` of a shard; yield, in batches, the ids whose home is another shard."""
         for names in self._session.scan(_scan([command, key], "COUNT", STEP_IDS)):
             ids = names if command == "SSCAN" else names[::2]
             yield [id for id in ids if self._is_stray(keys, id)]
@@ -307,15 +332,19 @@ class ShardChange:
 
 
 def as_it_is(reply: bytes | None) -> bytes | None:
-    """Return a reply unchanged; for commands whose reply needs no parsing."""
+    """Return a reply of Redis unchanged. For commands whose replies need no parsing."""
     return reply
 
 
 def _leaving(keys: Keys) -> Command[int]:
-    """Count the messages of the batch that is being moved: one field of its hash is the batch number, not a message."""
+    """
+    Return the command that counts the messages of the batch that is being moved.
+
+    The hash of the batch has a field for each message, and one more field for the batch number.
+    """
     return Command(("HLEN", keys.leaving), lambda reply: max(0, int(reply) - 1))
 
 
 def _scan(words: Sequence[Arg], *options: Arg) -> Callable[[int], Command[tuple[int, list[str]]]]:
-    """Return a function that takes a cursor and returns the SCAN command that continues there."""
+    """Return a function that takes a cursor and returns the command for the next page of a scan."""
     return lambda at: Command((*words, at, *options), lambda reply: (int(reply[0]), read_ids(reply[1])))

@@ -1,10 +1,10 @@
 """
-OpenTelemetry spans and metrics for publishing and handling. This module needs reliq's extra `otel`.
+OpenTelemetry spans and metrics for publishes and handler calls. This module needs reliq's extra `otel`.
 
-Both follow the semantic conventions for messaging, version 1.44.0 (model/messaging/spans.yaml and metrics.yaml). The
-message's headers contain the publisher's context: W3C `traceparent` and `baggage`. The span of a handler call begins a
-new trace and links to the span of the publish, even if another process published the message. Without a call of
-`instrument`, reliq does not import OpenTelemetry.
+The spans and metrics follow OpenTelemetry's semantic conventions for messaging, version 1.44.0
+(model/messaging/spans.yaml and metrics.yaml). The headers of a message contain the publisher's trace context: W3C
+`traceparent` and `baggage`. The span of a handler call begins a new trace and links to the span of the publish, even if
+another process published the message. reliq does not import OpenTelemetry unless you import this module.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def instrument(
     """
     Record spans and metrics for each publish of this process, and for each handler call of `consumers`.
 
-    The span of a handler call begins a trace and links to the spans that published its messages, so a message that is due
-    in seven days makes no trace of seven days. Call this function again for further consumers; publishes are recorded
-    only once.
+    The span of a handler call begins a new trace, and links to the spans of the publishes of its messages. Otherwise a
+    message that is due in seven days would cause a trace that lasts seven days. To record further consumers, call this
+    function again; publishes are still recorded only once.
 
     Args:
         consumers: the consumers that run the handlers.
@@ -65,7 +65,7 @@ def instrument(
         meter_provider: the provider of the metrics. Default: None, the global provider.
 
     Raises:
-        ConfigurationError: `parent` has another value.
+        ConfigurationError: `parent` is neither "publish" nor None.
     """
     if parent not in (None, "publish"):
         raise ConfigurationError(f'parent must be "publish", or None for a new trace, not {str(parent)[:40]!r}')
@@ -80,14 +80,14 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """Stop recording publishes; handler calls are still recorded."""
+    """Stop recording spans and metrics of publishes. Handler calls are still recorded."""
     while _publishers:
         setattr(Queue, *_publishers.popitem())
 
 
 class Recorder:
     """
-    The tracer and the instruments of the metrics.
+    Record spans and metrics with the given OpenTelemetry providers.
 
     Args:
         tracer_provider, meter_provider: see `instrument`.
@@ -95,7 +95,8 @@ class Recorder:
 
     def __init__(self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
         tracer = trace.get_tracer("reliq", distribution.VERSION, tracer_provider)
-        # OpenTelemetry must not record exceptions, because the method `span` records their classes.
+        # OpenTelemetry must not record exceptions, because their texts may contain parts of message bodies. Instead,
+        # the method `span` records their classes.
         exceptions: Any = {"record_exception": False, "set_status_on_exception": False}
         self._start: Any = functools.partial(tracer.start_as_current_span, **exceptions)
         meter = metrics.get_meter("reliq", distribution.VERSION, meter_provider)
@@ -104,7 +105,7 @@ class Recorder:
         client = histogram("messaging.client.operation.duration")
         sent = counter("messaging.client.sent.messages")
         processed = histogram("messaging.process.duration"), counter("messaging.client.consumed.messages")
-        #: For each operation: its type, kind of span, histogram of durations, and counter of messages.
+        #: The name of each operation -> its type, its span kind, its histogram of durations, its counter of messages.
         self._operations: dict[str, tuple[str, SpanKind, Any, Any]] = {
             "create": ("create", SpanKind.PRODUCER, client, metrics.NoOpCounter("unsent")),
             "publish": ("send", SpanKind.PRODUCER, client, sent),
@@ -114,14 +115,14 @@ class Recorder:
     @contextmanager
     def span(self, operation: str, queue: str, details: dict[str, Any], links: Sequence[Link] = ()) -> Iterator[Any]:
         """
-        Record a span and the metrics of an operation.
+        Record a span and the metrics of an operation, which runs in the `with` block.
 
-        Of an exception only the class is recorded, because its text may contain parts of the body.
+        If the block raises an exception, record only its class, because its text may contain parts of the message body.
 
         Args:
             operation: the name of the operation: create, publish or process.
             queue: the name of the queue.
-            details: further attributes of the span; the block gets the dict, and may add attributes.
+            details: further attributes of the span. The `with` block gets this dict, and may add attributes to it.
             links: the links of the span.
         """
         type_, kind, duration, messages = self._operations[operation]
@@ -149,9 +150,14 @@ class Recorder:
 
 @contextmanager
 def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any]) -> Iterator[None]:
-    """Record a span for a handler call. The jobs of a batch share a span, which only the first decoded job records."""
+    """
+    Record a span for a handler call. This context manager is a middleware.
+
+    For a batch, the middleware runs for each job, but it records a single span: in its run for the first job.
+    """
     call, own = job._call, job._held  # noqa: SLF001  a part of reliq
-    held = [each for each in call.deliveries if each is own or not each.settling]  # leave out undecodable bodies
+    # The worker is already settling messages whose bodies could not be decoded: leave them out.
+    held = [each for each in call.deliveries if each is own or not each.settling]
     if held[0] is not own:
         yield
         return
@@ -159,7 +165,7 @@ def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any
     about: list[dict[str, Any]] = []
     contexts = []
     for each in held:
-        attempt = each.delivery.attempt  # the attempt is None for a body without an envelope
+        attempt = each.delivery.attempt  # None if the message has no envelope
         attempts = {} if attempt is None else {"messaging.reliq.message.attempt": attempt}
         about.append({"messaging.message.id": each.delivery.id, **attempts})
         publisher = propagate.extract(each.delivery.header.headers, context.Context())
@@ -169,9 +175,9 @@ def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any
     links = [Link(publish, each if is_batch else None) for publish, each in zip(contexts, about, strict=True)]
     if call.handler.task:
         details["messaging.reliq.task"] = call.handler.task
-    links.append(Link(trace.get_current_span().get_span_context()))  # link to a span that another middleware began
+    links.append(Link(trace.get_current_span().get_span_context()))  # the span that another middleware may have begun
     if not is_batch:
-        around = propagate.extract(job.headers, around)  # add the publisher's baggage
+        around = propagate.extract(job.headers, around)  # the handler then gets the publisher's baggage
     is_child = parent is not None and not is_batch
     parent_span = trace.NonRecordingSpan(contexts[0]) if is_child else trace.INVALID_SPAN
     token = context.attach(trace.set_span_in_context(parent_span, around))
@@ -187,13 +193,13 @@ def handling(recorder: Recorder, parent: Literal["publish"] | None, job: Job[Any
 
 
 def _traced(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for the `Queue` method `name`, which calls the method `original` inside a span."""
-    # `publish_in` only creates a message, as a row of the outbox; a relay sends the message later.
+    """Wrap `original`, the publish method `name` of `Queue`, so that each call of it records a span."""
+    # `publish_in` only creates a message, as a row of the outbox table. An outbox relay publishes the message later.
     operation = "create" if name.endswith("in") else "publish"
     is_bulk = name.endswith("many")
 
     def begin(queue: Queue[Any], given: Any, options: dict[str, Any], details: dict[str, Any]) -> Any:
-        """Add the current context to the message headers; return the positional arguments for `original`."""
+        """Add the current trace context to the message headers; return the positional arguments for `original`."""
         if is_bulk:
             [items] = given or [options.pop("items")]
             return (_carrying(queue, items, details),)
@@ -220,9 +226,10 @@ def _traced(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
 
 def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
     """
-    Return `headers` with the current context; unchanged in Go's layout, which has no headers.
+    Return `headers` with the current trace context.
 
-    If the headers would become too large, parts of the context are left out, so that the publish does not fail.
+    If the headers would become too large, leave out parts of the context, so that the publish does not fail. In the Go
+    layout, messages have no headers, so return `headers` unchanged.
     """
     if queue.layout.bare:
         return headers
@@ -237,7 +244,7 @@ def _headers(queue: Queue[Any], headers: Mapping[str, str] | None) -> Mapping[st
 
 
 def _carrying(queue: Queue[Any], items: Iterable[Any], details: dict[str, Any]) -> Iterator[OutgoingMessage[Any]]:
-    """Yield `items` as messages with the current context in their headers, and count them."""
+    """Yield `items` as messages with the current trace context in their headers; count the messages in `details`."""
     for item in items:
         outgoing = item if isinstance(item, OutgoingMessage) else OutgoingMessage(body=item)
         details[_COUNT] += 1
