@@ -1,12 +1,12 @@
 """
-Connections to one server: send commands and read replies, in one round trip and without retries.
+Connections to one Redis server: send commands and read their replies, in one round trip and without retries.
 
-The server is a single server, the primary of a Sentinel setup, or one node of a Cluster. `reliq.redis.cluster` sends to
-several servers. Other modules need not know the kind of server.
+The server is a single server, the primary that Sentinel names, or one node of a Cluster. `reliq.redis.cluster` sends
+commands to several nodes. It has the same methods, so other modules need not know the kind of server.
 
-Code for Redis is written once for blocking and async callers: as coroutines that wait only in the operations of a
-driver. The operations of `BLOCKING` block and never suspend, so `run_blocking` runs such a coroutine to its end without
-an event loop.
+Code that uses Redis is written once for blocking and async callers, as coroutines. These coroutines wait only in the
+methods of a driver, `BLOCKING` or `ASYNCIO`. The methods of `BLOCKING` block the thread and do not suspend the
+coroutine, so `run_blocking` can run the coroutine to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits only in operations of `BLOCKING`, and return its result."""
+    """Run a coroutine to its end without an event loop, and return its result. It may wait only in `BLOCKING`."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -52,13 +52,13 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Blocking:
-    """Operations that block their thread, on the connections and pools of `redis`."""
+    """The driver for blocking code. Its methods use the connections and pools of `redis`, and block their thread."""
 
-    #: Returns the socket of a connection, None while it is closed. (`is_connected` exists only since redis-py 7.)
+    #: Returns the socket of a connection; None if the connection is closed. (redis-py has `is_connected` only since 7.)
     stream = staticmethod(attrgetter("_sock"))
 
     async def get_connection(self, pool: Any) -> Any:
-        """Return an open connection of a pool, without unread input."""
+        """Take an open connection without unread input from a pool."""
         return pool.get_connection()
 
     async def release(self, pool: Any, connection: Any) -> None:
@@ -70,32 +70,32 @@ class Blocking:
         connection.connect()
 
     async def disconnect(self, connection: Any, *, is_broken: bool = True) -> None:  # noqa: ARG002  no difference here
-        """Close a connection; the next use opens it again."""
+        """Close a connection. Its next use opens it again."""
         connection.disconnect()
 
     async def disconnect_pool(self, pool: Any) -> None:
-        """Close every connection of a pool, and its connections to Sentinel."""
+        """Close all connections of a pool. If the pool uses Sentinel, also close its connections to the sentinels."""
         pool.disconnect()
         if hasattr(pool, "sentinel_manager"):
             for sentinel in pool.sentinel_manager.sentinels:
                 sentinel.close()
 
     def input_check(self, stream: Any) -> Callable[[], Any]:
-        """Return a function that checks whether a stream has input or is closed; `can_read` of redis-py is slow."""
+        """Return a function that checks for unread input or a closed stream, faster than `can_read` of redis-py."""
         return partial(_poll_of(stream), 0)
 
     async def write(self, connection: Any, packed: list[bytes]) -> None:
-        """Send packed commands."""
+        """Send commands that `packed` has encoded."""
         connection.send_packed_command(packed)
 
     async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
         """
-        Read `count` replies and return them as a list, and also return whether any of them is an error reply.
+        Read `count` replies. Return the list of replies, and whether any of them is an error reply.
 
-        In the list, an error reply is an exception.
+        An error reply is an exception in the list.
 
         Raises:
-            redis.TimeoutError: no reply came within `within_seconds`, by default the connection's timeout.
+            redis.TimeoutError: no reply came within `within_seconds`, or by default within the connection's timeout.
         """
         if within_seconds is not None and not _poll_of(connection._sock)(1000 * within_seconds):  # noqa: SLF001
             raise redis.TimeoutError("no reply came in time")
@@ -103,7 +103,7 @@ class Blocking:
         is_refused = False
         for _ in range(count):
             if within_seconds is not None and within_seconds > connection.socket_timeout:
-                connection.can_read(within_seconds)  # wait longer than the socket's timeout, for example for a WAIT
+                connection.can_read(within_seconds)  # for example, WAIT needs longer than the socket's timeout
             try:
                 replies.append(connection.read_response())
             except redis.ConnectionError:
@@ -114,7 +114,7 @@ class Blocking:
         return replies, is_refused
 
     def complete(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Return `call` unchanged, because a blocking call cannot be cancelled."""
+        """Return the coroutine `call` unchanged, because blocking code cannot be cancelled."""
         return call
 
     async def sleep(self, seconds: float) -> None:
@@ -122,13 +122,13 @@ class Blocking:
         time.sleep(seconds)  # noqa: ASYNC251  not run by an event loop
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that may block."""
+        """Call a function that may block the thread, and return its result."""
         return function(*args)
 
 
 def _poll_of(socket: Any) -> Callable[[float], Any]:
     """Return a function `wait(ms)` that waits at most `ms` for input on `socket` and returns whether input came."""
-    if not hasattr(select, "poll"):  # Windows and eventlet have no `poll`
+    if not hasattr(select, "poll"):  # `poll` is missing on Windows and with eventlet
         return lambda ms: select.select([socket], [], [], ms / 1000)[0]
     poll = select.poll()
     poll.register(socket, select.POLLIN)
@@ -136,13 +136,13 @@ def _poll_of(socket: Any) -> Callable[[float], Any]:
 
 
 class Asyncio:
-    """The operations of `Blocking` for an event loop, on the connections and pools of `redis.asyncio`."""
+    """The driver for event loops. It has the methods of `Blocking`, and uses connections of `redis.asyncio`."""
 
-    #: Returns the stream of a connection, None while it is closed.
+    #: Returns the stream of a connection; None if the connection is closed.
     stream = staticmethod(attrgetter("_reader"))
 
     async def get_connection(self, pool: Any) -> Any:
-        """Return an open connection of a pool, without unread input."""
+        """Take an open connection without unread input from a pool."""
         return await pool.get_connection()
 
     async def release(self, pool: Any, connection: Any) -> None:
@@ -154,32 +154,33 @@ class Asyncio:
         await connection.connect()
 
     async def disconnect(self, connection: Any, *, is_broken: bool = True) -> None:
-        """Close a connection and, unless it is broken, wait until it is closed; the next use opens it again."""
+        """Close a connection, and wait until it is closed unless it is broken. Its next use opens it again."""
         await connection.disconnect(nowait=is_broken)
 
     async def disconnect_pool(self, pool: Any) -> None:
-        """Close every connection of a pool, and its connections to Sentinel."""
+        """Close all connections of a pool. If the pool uses Sentinel, also close its connections to the sentinels."""
         await pool.disconnect()
         if hasattr(pool, "sentinel_manager"):
             for sentinel in pool.sentinel_manager.sentinels:
                 await sentinel.aclose()
 
     def input_check(self, stream: Any) -> Callable[[], Any]:
-        """Return a function that checks whether a stream has input or is closed."""
+        """Return a function that checks for unread input or a closed stream."""
         return lambda: stream._buffer or stream._eof or stream.exception()  # noqa: SLF001  public methods would suspend
 
     async def write(self, connection: Any, packed: list[bytes]) -> None:
-        """Send packed commands."""
+        """Send commands that `packed` has encoded."""
         await connection.send_packed_command(packed)
 
     async def read(self, connection: Any, count: int, within_seconds: float | None) -> tuple[list[Any], bool]:
         """
-        Read `count` replies and return them as a list, and also return whether any of them is an error reply.
+        Read `count` replies. Return the list of replies, and whether any of them is an error reply.
 
-        In the list, an error reply is an exception.
+        An error reply is an exception in the list.
 
         Raises:
-            redis.TimeoutError: a reply did not come within `within_seconds`, by default the connection's timeout.
+            redis.TimeoutError: a reply did not come within `within_seconds`, or by default within the connection's
+                timeout.
         """
         replies: list[Any] = []
         is_refused = False
@@ -188,7 +189,7 @@ class Asyncio:
             try:
                 reply = await connection.read_response(timeout=within_seconds)
                 if reply is None and late_at is not None and time.monotonic() >= late_at:
-                    raise redis.TimeoutError("no reply came in time")  # redis-py returns None after a timeout
+                    raise redis.TimeoutError("no reply came in time")  # after a timeout, redis-py returns None
                 replies.append(reply)
             except redis.ConnectionError:
                 raise
@@ -198,9 +199,9 @@ class Asyncio:
         return replies, is_refused
 
     async def complete(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await `call`; even if the caller is cancelled, run it to its end, so that no connection has unread replies."""
+        """Await `call`. If the caller is cancelled, `call` still ends, so that it leaves no reply unread."""
         task = asyncio.ensure_future(call)
-        # If the call fails after a cancellation, asyncio must not log the failure.
+        # If the caller is cancelled and then `call` fails, asyncio must not log the failure.
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return await asyncio.shield(task)
 
@@ -209,7 +210,7 @@ class Asyncio:
         await asyncio.sleep(seconds)
 
     async def in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function that may block, in a thread."""
+        """Call a function that may block, in a thread, and return its result."""
         return await asyncio.to_thread(function, *args)
 
 
@@ -218,15 +219,15 @@ BLOCKING = Blocking()
 ASYNCIO = Asyncio()
 
 
-#: Error codes of a server that cannot serve now, for example after a failover. Another connection to the same address
-#: may reach another server.
+#: Error codes of a server that cannot run commands now, for example after a failover. A new connection to the same
+#: address may reach another server.
 ELSEWHERE = {"READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"}
-#: Error codes for which a later retry may succeed.
+#: Error codes of requests that may succeed if they are retried later.
 NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED", "ASK"}
-#: The oldest server version that has all commands which the scripts use.
+#: The oldest version of Redis that has all commands which reliq's scripts use.
 OLDEST_SERVER = (6, 2)
 
-#: redis-py removes the error code from some error texts. For these errors, the exception class identifies the code.
+#: redis-py removes the error code from the texts of these exceptions: the name of the exception class, and its code.
 _CODES = {
     "ReadOnlyError": "READONLY",
     "BusyLoadingError": "LOADING",
@@ -236,35 +237,35 @@ _CODES = {
     "AskError": "ASK",
     "MovedError": "MOVED",
 }
-#: Before 7.0, Redis wraps the error of a command inside a script in a text like this.
+#: Matches an error text of a Redis before 7.0 for a command that failed inside a script. The group is the error code.
 _IN_SCRIPT = re.compile(r"^(?:ERR )?Error running script .*: -([A-Z]+) ")
-#: In a script's error text, this mark stands before the Redis key whose value has the wrong type.
+#: If a script finds a Redis key of the wrong type, its error text has this mark and then the key.
 _KEY_MARK = " RELIQ_KEY "
 
 
-#: Exceptions that redis-py and `poll` raise if another thread closes the connection during the call, for example
+#: Exceptions that redis-py and `poll` raise if another thread closes the connection while they use it, for example
 #: after a failover by Sentinel.
 _CLOSED_IN_USE = (AttributeError, TypeError, ValueError)
 
 
 class NotSentError(ConnectionError):
     """
-    No connection was available, so the command was not sent and has not run.
+    No connection to the server was available, so the command was not sent and Redis has not run it.
 
     Attributes:
-        is_crowded: whether all connections of the pool are in use. The server itself may be available.
+        is_crowded: whether the reason is that all connections of the pool were in use. The server may be available.
     """
 
     is_crowded = False
 
 
 def broken() -> tuple[type[Exception], ...]:
-    """Return the exceptions after which a connection must be closed."""
+    """Return the exception classes after which a connection is unusable and must be closed."""
     return redis.ConnectionError, redis.TimeoutError, OSError
 
 
 def is_failure(reply: Any) -> bool:
-    """Return whether a reply is a connection failure: the server did not answer or could not be reached."""
+    """Return whether `reply` is an exception that means that the server was not reached or did not answer."""
     return (
         isinstance(reply, Exception)
         and isinstance(reply, broken())
@@ -273,10 +274,10 @@ def is_failure(reply: Any) -> bool:
 
 
 def connect_error(error: Exception, pool: Any) -> Exception:
-    """Return the exception for a failed connection attempt; a refused login is returned unchanged."""
+    """Convert the exception of a failed attempt to connect: to AuthenticationError or to NotSentError."""
     if isinstance(error, redis.AuthenticationError):
         return error
-    if isinstance(error, redis.ResponseError):  # Redis refused SELECT or AUTH
+    if isinstance(error, redis.ResponseError):  # the reply to SELECT or AUTH is an error
         return redis.AuthenticationError(str(error))
     text = str(error)
     if isinstance(error, _CLOSED_IN_USE):
@@ -289,13 +290,13 @@ def connect_error(error: Exception, pool: Any) -> Exception:
     is_secure = issubclass(kind, redis.SSLConnection | redis.asyncio.SSLConnection)
     if is_secure and ("Timeout connecting" in text or "WRONG_VERSION_NUMBER" in text):
         return NotSentError(f"{text}; if the port does not use TLS, begin the URL with redis://")
-    if not is_secure and "connecting to" not in text:  # the server accepted and then closed the connection
+    if not is_secure and "connecting to" not in text:  # the server accepted the connection and closed it
         return NotSentError(f"{text}; if the port uses TLS, begin the URL with rediss://")
     return NotSentError(text)
 
 
 def error_code(error: Exception) -> str:
-    """Return the code of an error reply, its first word; a proxy may write ERR before the code."""
+    """Return the error code of an error reply: its first word, or the second after the ERR that a proxy adds."""
     if known := _CODES.get(type(error).__name__):
         return known
     text = str(error)
@@ -304,19 +305,19 @@ def error_code(error: Exception) -> str:
 
 
 def is_elsewhere(replies: Iterable[Any]) -> bool:
-    """Return whether one of `replies` has an error code of `ELSEWHERE`, so that another server must be used."""
+    """Return whether a reply in `replies` has an error code of `ELSEWHERE`, so that a new connection is needed."""
     return any(isinstance(reply, redis.ResponseError) and error_code(reply) in ELSEWHERE for reply in replies)
 
 
 def is_unknown_script(reply: Any) -> bool:
-    """Return whether a reply means that Redis has not cached a script."""
+    """Return whether `reply` is the error NOSCRIPT: Redis has not cached the script."""
     return isinstance(reply, redis.ResponseError) and (
         isinstance(reply, redis.exceptions.NoScriptError) or str(reply).startswith("NOSCRIPT")
     )
 
 
 def translated(request: Request[Any], error: Exception) -> ReliqError:
-    """Return an exception of redis-py as an exception of reliq."""
+    """Convert `error`, the exception of redis-py with which `request` failed, to an exception of reliq."""
     name = request.script.name if isinstance(request, Call) else f"the command {request.command[0]!s}"
     text = str(error)
     if _KEY_MARK in text:
@@ -331,7 +332,7 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
     if isinstance(request, Call) and isinstance(error, redis.exceptions.NoPermissionError) and "'eval'" in text:
         return RedisRefusedError(f"{name}: this user may not EVAL, and Redis lacks the script: run `reliq acl --load`")
     if (code := error_code(error)) in NOT_NOW:
-        answer = text if code in text else f"{code} {text}"  # redis-py removes the code of some errors
+        answer = text if code in text else f"{code} {text}"  # redis-py has removed the code from some error texts
         return RedisUnavailableError(f"{name}: Redis answered: {answer}", maybe_ran=False, refusal=code)
     if isinstance(error, NotSentError):
         return RedisUnavailableError(text, maybe_ran=False)
@@ -343,9 +344,9 @@ def translated(request: Request[Any], error: Exception) -> ReliqError:
 @dataclass(frozen=True, slots=True)
 class ServerVersion:
     """
-    The version of a server, from its INFO. `numbers` is empty if the server hides its version.
+    The version of a Redis server, read from INFO. `numbers` is empty if INFO contains no version.
 
-    Valkey reports two versions: its own, and the Redis version with which it is compatible.
+    Valkey reports two versions: its own version, and the Redis version with which it is compatible.
     """
 
     text: str
@@ -353,18 +354,19 @@ class ServerVersion:
 
     @classmethod
     def read(cls, facts: Mapping[str, str], product: str = "redis") -> ServerVersion:
-        """Return the version of `product` (`redis` or `valkey`); `facts` is the section `server` of INFO."""
+        """Read the version of `product` (`redis` or `valkey`) from `facts`, the section `server` of INFO."""
         text = facts.get(f"{product}_version", "")
         return cls(text, tuple(int(part) for part in text.split(".") if part.isdigit()))
 
     def is_before(self, release: tuple[int, ...]) -> bool:
-        """Return whether the server is older than `release`; False if the server hides its version."""
+        """Return whether the server is older than `release`. If its version is unknown, return False."""
         return bool(self.numbers) and self.numbers < release
 
     @classmethod
     def check(cls, facts: Mapping[str, str]) -> None:
-        """Raise ConfigurationError if `facts`, the section `server` of INFO, shows Dragonfly or a too old server."""
-        # Dragonfly runs Lua 5.4. It also refuses scripts that compute names of Redis keys; message keys need this.
+        """Raise ConfigurationError if `facts` (the section `server` of INFO) is from Dragonfly or a too old Redis."""
+        # Dragonfly runs Lua 5.4. It also refuses scripts that compute the names of Redis keys, which reliq's scripts
+        # for message keys do.
         if dragonfly := facts.get("dragonfly_version"):
             raise ConfigurationError(f"Dragonfly ({dragonfly}) is not supported; use Redis 6.2 or newer, or Valkey")
         version = cls.read(facts)
@@ -373,11 +375,11 @@ class ServerVersion:
 
 
 class WrongKindError(ConfigurationError):
-    """A URL names a Cluster node as a single server, or a single server as a Cluster node."""
+    """The URL is for a single server, but the server is a Cluster node, or the other way round."""
 
     @classmethod
     def single(cls, place: str) -> WrongKindError:
-        """Return the error for a single server that a URL names as a Cluster node."""
+        """Return the error for a Cluster URL whose server is a single server."""
         return cls(
             f"{place} is a single server and no node of a Redis Cluster; write redis://HOST:PORT/0 "
             "(rediss:// for TLS) instead of redis+cluster://"
@@ -386,12 +388,13 @@ class WrongKindError(ConfigurationError):
 
 class PooledConnection:
     """
-    A connection of redis-py while it is open.
+    An open connection of redis-py.
 
     Attributes:
-        stream: its socket or stream. A new object means a reconnect, possibly to another server.
-        has_input: returns whether there is unread input or the connection is closed.
-        failures: how many failures of the server had been counted when this connection last worked.
+        redis: the connection of redis-py.
+        stream: the socket or stream of the connection. If the connection has another stream, it was opened again.
+        has_input: a function that returns whether the connection has unread input or is closed.
+        failures: the number of failures that `ServerConnections` had counted when this connection last worked.
     """
 
     __slots__ = ("failures", "has_input", "redis", "stream")
@@ -407,17 +410,17 @@ class ServerConnections:
     """
     Sends commands to one server, over connections from a pool of redis-py.
 
-    Idle connections are kept here and not in the pool, because the bookkeeping of redis-py for each use takes as long
-    as sending a command. The pool counts them as in use, so its limit still holds. While a caller waits for a
-    connection, connections are returned to the pool after their use.
+    This object keeps its idle connections and does not return them to the pool, because taking a connection from the
+    pool takes as long as sending a command. For the pool, these connections are in use, so its limit still holds. While
+    a caller waits for the pool, other callers return their connections to the pool.
 
-    A load balancer or firewall drops idle connections silently, and after a failover every connection leads to the old
-    server. So after a failure, every connection that has not worked since then is reopened before its next use.
+    Load balancers and firewalls drop idle connections silently, and after a failover all connections lead to the old
+    server. So after a failure, each connection that has not worked since then is opened again before its next use.
 
     Args:
-        place: the server's address, for error messages.
-        in_cluster: whether the URL names the server as a node of a Cluster.
-        checked: the servers whose version and kind have been checked, shared by all connections of this process.
+        place: the server's address. Error messages contain it.
+        in_cluster: whether the server is used as a node of a Cluster.
+        checked: the servers whose version and kind were checked. All connections of this process share this set.
 
     Attributes:
         server: the server's address if it is a node of a Cluster; empty for a single server.
@@ -432,19 +435,19 @@ class ServerConnections:
         self._checked = checked
         self._lock = threading.Lock()
         self._idle: list[PooledConnection] = []
-        # A pool with Sentinel closes its idle connections when the primary changes. So with Sentinel, keep no idle
-        # connections here: while `_waiting` is above 0, every connection returns to the pool after its use.
+        # While `_waiting` is above 0, every connection is returned to the pool after its use. With Sentinel it is
+        # always above 0, because a pool with Sentinel closes its idle connections when the primary changes.
         self._waiting = 1 if hasattr(pool, "sentinel_manager") else 0
-        #: The `PooledConnection` of each connection of redis-py.
+        #: For each connection of redis-py, its `PooledConnection`.
         self._known: dict[Any, PooledConnection] = {}
         self._failures = 0
 
     async def exchange(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send `commands` together and return the replies; a refused command has the exception as reply."""
+        """Send `commands` in one round trip and return their replies. An error reply is returned as an exception."""
         return await self.receive(await self.send(commands), len(commands))
 
     async def send(self, commands: Sequence[Sequence[Arg]]) -> PooledConnection:
-        """Send `commands` together; return the connection, which must be passed to `receive` or `drop`."""
+        """Send `commands` and return their connection. The caller must pass it to `receive` or `drop`."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None or connection.failures < self._failures or connection.has_input():
@@ -460,10 +463,10 @@ class ServerConnections:
 
     async def receive(self, connection: PooledConnection, count: int, within_seconds: float | None = None) -> list[Any]:
         """
-        Return the replies to `count` commands that were sent over `connection`, and free the connection.
+        Read the replies to the `count` commands that `send` sent over `connection`, and make the connection idle.
 
         Raises:
-            redis.TimeoutError: a reply did not come within `within_seconds`, by default the pool's timeout.
+            redis.TimeoutError: a reply did not come within `within_seconds`, or by default within the pool's timeout.
         """
         try:
             replies, is_refused = await self.driver.read(connection.redis, count, within_seconds)
@@ -483,7 +486,7 @@ class ServerConnections:
         return replies
 
     async def drop(self, connection: PooledConnection, error: BaseException | None = None) -> None:
-        """Close and free a connection with unread replies, so that the next command does not read them."""
+        """Close a connection that may have unread replies, so that the next command does not read them."""
         if isinstance(error, broken()):
             self._failures += 1
         was_closed = isinstance(error, _CLOSED_IN_USE) and self.driver.stream(connection.redis) is not connection.stream
@@ -501,42 +504,42 @@ class ServerConnections:
             await self.driver.release(self.pool, connection.redis)
 
     async def close(self) -> None:
-        """Close every connection; a connection is opened again at its next use."""
+        """Close all connections. A connection is opened again at its next use."""
         await self.close_idle()
         await self.driver.disconnect_pool(self.pool)
 
     def place(self, _key: str) -> Hashable:
-        """Return the same value for all keys: with one server, one command may use any keys."""
+        """Return the same value for all Redis keys, because on a single server one command may use any keys."""
         return self.server
 
     def node_for(self, _key: str) -> ServerConnections:
-        """Return this object, because the only server has all keys."""
+        """Return this object, because the single server has all Redis keys."""
         return self
 
     def nodes(self) -> dict[str, ServerConnections]:
-        """Return this object, which has the connections to the only server."""
+        """Return this object by its server name, because there is only one server."""
         return {self.server: self}
 
     def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:  # noqa: ARG002  there are none here
-        """Return the same as `nodes`: the replicas of a single server are not used."""
+        """Return the same as `nodes`, because reliq does not use the replicas of a single server."""
         return self.nodes()
 
     def check(self, node: ServerConnections) -> None:
-        """Do nothing, because commands are always sent to the only server."""
+        """Do nothing, because commands are sent to a single server even after it has timed out."""
 
     def note(self, node: ServerConnections, error: Exception) -> None:
-        """Do nothing: only `ClusterTransport` processes failures that occurred outside of `exchange`."""
+        """Do nothing: only `ClusterTransport` processes errors that occurred outside of `exchange`."""
 
     def lone_connection(self) -> Any:
-        """Return a new, unopened connection to the server that does not count towards the pool's limit."""
+        """Create a connection to the server outside of the pool, without opening it. The pool does not count it."""
         return self.pool.connection_class(**self.pool.connection_kwargs)
 
     async def _replacement(self, unusable: PooledConnection | None) -> PooledConnection:
-        """Close `unusable`, if given, and return another connection that is ready to send."""
+        """Close the connection `unusable`, if given, and return an open connection that can be used."""
         while True:
             if unusable:
                 await self._close(unusable)
-            with self._lock:  # no connection may become idle between the check and the increase of `_waiting`
+            with self._lock:  # so that no connection becomes idle after the check and before `_waiting` is increased
                 unusable = self._idle.pop() if self._idle else None
                 if unusable is None:
                     self._waiting += 1
@@ -573,12 +576,13 @@ class ServerConnections:
 
     async def _check_server(self, connection: PooledConnection) -> None:
         """
-        Check the server once, before the first command: its version, and whether it is a Cluster node as the URL says.
+        Check the version of the server, and whether it is a Cluster node exactly if the URL is for a Cluster.
 
-        If the server hides its version or kind, accept it.
+        This runs once for each server, before the first command. If INFO does not contain the version or the kind of
+        the server, accept the server.
 
         Raises:
-            ConfigurationError: the server is too old, is Dragonfly, or the URL names the wrong kind of server.
+            ConfigurationError: the server is too old or is Dragonfly, or the URL is for another kind of server.
         """
         try:
             await self.driver.write(connection.redis, packed([("INFO", "server")]))
@@ -587,7 +591,7 @@ class ServerConnections:
             raise connect_error(error=error, pool=self.pool) from error
         facts = read_facts(reply) if isinstance(reply, bytes) else {}
         ServerVersion.check(facts)
-        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey names this field server_mode
+        mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey uses `server_mode`
         if mode == "cluster" and not self.server:
             raise WrongKindError(
                 f"{self._place} is a node of a Redis Cluster; write redis+cluster://HOST:PORT, with one node or several "
@@ -599,8 +603,8 @@ class ServerConnections:
 
 
 def packed(commands: Sequence[Sequence[Arg]]) -> list[bytes]:
-    """Return `commands` in the wire format. Ids of other programs may be any bytes, see `commands.id_text`."""
-    pack: Callable[[Any], bytes] = pack_command  # hiredis' type stub wrongly allows only tuples of one argument
+    """Encode `commands` in the protocol of Redis. Ids may contain any bytes, see `commands.id_text`."""
+    pack: Callable[[Any], bytes] = pack_command  # the type stub of hiredis allows only tuples with one argument
     try:
         return [b"".join(map(pack, map(tuple, commands)))]
     except UnicodeEncodeError:
