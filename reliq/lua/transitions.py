@@ -636,13 +636,14 @@ def _claim_answer(reply: list[Any], nonce: str) -> ClaimAnswer:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """
-    The answer of a call that settles messages: the messages that it did not settle.
+    The result of a script call that settles messages, such as `ack` or `nack`: the messages that it did not settle.
 
     Attributes:
-        lost: the ids with an invalid receipt.
-        cancelled: the ids of messages that were cancelled during their lease.
-        followed: the ids of messages with a valid receipt that another script must settle. If the call was not
-            `succeed`, they have successors and need `succeed`; otherwise, their successors were cancelled.
+        lost: the ids of messages with an invalid receipt.
+        cancelled: the ids of messages that were cancelled while this process had their leases.
+        followed: the ids of messages that another script must settle. Messages with a successor must be settled by
+            `succeed`, so all other scripts return them here. `succeed` returns the messages whose successors were
+            cancelled.
     """
 
     lost: tuple[str, ...]
@@ -662,21 +663,22 @@ def ack(
     clock: int | None = None,
 ) -> Call[Settled]:
     """
-    End messages, as acked or as expired.
+    Ack messages, or end messages without a body as expired.
 
     Args:
-        receipts: for each message its receipt, and for how many ms its chosen id is blocked after the end, or None.
-        kind: `acked`, or `expired` for messages without a body at the claim.
-        history: how many of the last acked messages Redis keeps.
-        took_ms: how long each message ran, in ms, for that history.
-        results: the record of each message's result; empty to keep no results.
+        receipts: for each message its receipt, and for how many ms its chosen id stays blocked after the message has
+            ended (None for a generated id).
+        kind: `acked`, or `expired` for messages whose body did not exist when they were claimed.
+        history: how many of the last acked messages Redis keeps in the queue's history.
+        took_ms: for the history, how many ms each message ran.
+        results: the encoded result of each message, to store it in Redis; empty to store no results.
         keep_ms: for how many ms Redis keeps the results.
     """
     claims = [claimed for claimed, _ in bounded("receipts", receipts)]
     ids = [claimed.id for claimed in claims]
     windows: list[Arg] = [window or "" for _, window in receipts]
-    # The script needs the dedup keys if an id may be a chosen id. A bare or missing body does not show whether the id
-    # is chosen.
+    # The script needs the deduplication keys of chosen ids. The header of a message shows whether its id is chosen. If
+    # the message has no header (`bare`, `expired`), pass the deduplication keys of all ids.
     chosen_ids = ids if keys.bare or kind == "expired" or any(windows) else ()
     times: Iterable[Arg] = took_ms or repeat("")
     if kind == "expired":
@@ -689,13 +691,14 @@ def ack(
 
 def nack(keys: Keys, failures: Sequence[tuple[Claimed, int, str, bytes]], *, clock: int | None = None) -> Call[Settled]:
     """
-    Report failed messages.
+    Report failed messages: redeliver them later, or let them fail for good.
 
     Args:
-        failures: for each message its receipt, the ms until its redelivery, the text of its `FailureNote`, and its
-            value. With an empty value, the message is redelivered. With a value, it fails for good and becomes garbage.
-            If no retry is left, pass a value. If a message without a value must become garbage, replace the ms by
-            -1 for an empty body, or by -2 for a body that stays in Redis.
+        failures: for each message its receipt, a number of ms, the text of its `FailureNote`, and its stored value
+            (header and body). If the value is empty, the message is redelivered after this number of ms. If the value
+            is given, the message fails for good and moves to `garbage`; this is required if no retry is left.
+            To let a message fail for good without its value, pass -1 ms if its body is empty, or -2 ms if Redis
+            must keep the body that it has. `failure` builds such an item.
     """
     ids = [failure[0].id for failure in bounded("failures", failures)]
     claims = [failure[0] for failure in failures]
@@ -716,12 +719,13 @@ def failure(
     took_ms: int | None = None,
 ) -> tuple[Claimed, int, str, bytes]:
     """
-    Build an item for the argument `failures` of `nack`.
-
-    The item has the message's value if the message must not run again: no retry is left, or `final` is True.
+    Build an item for the argument `failures` of `nack`: a message that is redelivered, or fails for good.
 
     Args:
-        reason, error, raised, by, took_ms: the fields of a `FailureNote`; `error` is its `text`.
+        delivery: the failed message.
+        delay_ms: after how many ms the message is redelivered if it does not fail for good.
+        final: whether the message fails for good even if retries are left.
+        reason, error, raised, by, took_ms: the fields of the message's `FailureNote`; `error` is its field `text`.
     """
     last = final or delivery.claimed.left <= 0
     if last and not delivery.value:
@@ -732,9 +736,9 @@ def failure(
 
 def extend(keys: Keys, receipts: Sequence[Claimed], *, lease_ms: int, clock: int | None = None) -> Call[Settled]:
     """
-    Renew leases for `lease_ms` from now; the answer also reports which messages were cancelled.
+    Renew leases: they expire `lease_ms` from now. The result also contains the messages that were cancelled.
 
-    Pass 0 to end the leases of a dead process: even a reclaim with `spare_leases` then redelivers its messages.
+    With 0, the leases of a dead process expire now. `reclaim` then redelivers its messages even with `spare_leases`.
     """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     args: list[Arg] = [clock_arg(clock), check_int("lease_ms", lease_ms, most=LONGEST_SPAN_MS)]
@@ -747,10 +751,11 @@ def checkpoint(
     keys: Keys, checkpoints: Sequence[tuple[Claimed, int, str]], *, clock: int | None = None
 ) -> Call[Settled]:
     """
-    Store the last checkpoint of running messages in their headers.
+    Store checkpoints of running messages in their headers, where each replaces the message's last checkpoint.
 
     Args:
-        checkpoints: for each message its receipt, the number of the checkpoint, and the header field as a JSON string.
+        checkpoints: for each message its receipt, the number of the checkpoint, and the checkpoint as JSON text for
+            the header.
     """
     ids = [claimed.id for claimed, *_ in bounded("checkpoints", checkpoints)]
     args: list[Arg] = [clock_arg(clock)]
@@ -763,10 +768,12 @@ def release(
     keys: Keys, receipts: Sequence[Claimed], *, sleep_ms: int | None = None, clock: int | None = None
 ) -> Call[Settled]:
     """
-    Return unstarted messages to the head of `ready` or of their key queue, in the order of `receipts`.
+    Return claimed messages to the head of `ready` or of their key queue, without spending a retry.
 
-    No retry is spent. `sleep_ms` is only for queues with keys: it throttles the keys of the returned messages for that
-    time. A returned message without a key throttles the whole queue.
+    Args:
+        receipts: the receipts of the messages. The first of these messages will be claimed first.
+        sleep_ms: for how many ms to throttle the keys of these messages, in queues with keys. A message without a key
+            throttles the whole queue. None to throttle nothing.
     """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
     sleep: Arg = "" if sleep_ms is None else span("sleep_ms", sleep_ms)
@@ -783,7 +790,7 @@ def release(
 
 
 def snooze(keys: Keys, receipts: Sequence[tuple[Claimed, int]], *, clock: int | None = None) -> Call[Settled]:
-    """Redeliver each message after the given number of ms, without spending a retry."""
+    """Redeliver each message after its number of ms in `receipts`, without spending a retry."""
     ids = [claimed.id for claimed, _ in bounded("receipts", receipts)]
     claims = [claimed for claimed, _ in receipts]
     args = _settle_args((bare_arg(keys),), claims, [(delay_ms,) for _, delay_ms in receipts])
@@ -801,11 +808,11 @@ def succeed(
     clock: int | None = None,
 ) -> Call[Settled]:
     """
-    End running messages that have successors; the successors take their ids.
+    End running messages that have successors, and publish the successors under the same ids.
 
     Args:
-        kind: `acked` for a message that succeeded. With any other word, the successor replaces the message: the
-            message does not run again and leaves no dead letter.
+        kind: `acked` if the running messages succeeded. Any other word means that they failed: they are then not
+            redelivered and do not become dead letters, because their successors replace them.
         history, took_ms: see `ack`.
     """
     ids = [claimed.id for claimed in bounded("receipts", receipts)]
@@ -823,11 +830,11 @@ def succeed(
 
 def _settle_args(head: Sequence[Arg], receipts: Sequence[Claimed], rows: Iterable[Sequence[Arg]]) -> list[Arg]:
     """
-    Return the arguments `head`, followed by arguments for each receipt.
+    Return the script arguments of a call that settles messages.
 
-    The arguments for a receipt are its id, its nonce and its item of `rows`. If any receipt of the call has a message
-    key, each receipt also has the argument `key`. It contains the message key; if the job has reported its real cost,
-    the cost and the fencing token follow the key.
+    The arguments begin with `head`. Then come the arguments of each message: its id, the nonce of its claim, and its
+    item of `rows`. If any message of the call has a message key or a reported cost, each message also has the argument
+    `key`: its message key, followed by the cost and the fencing token if the job has reported its real cost.
     """
     keyed = any(one.key or (one.spent is not None and one.key is not None) for one in receipts)
     args: list[Arg] = [*head, "1" if keyed else ""]
@@ -840,7 +847,17 @@ def _settle_args(head: Sequence[Arg], receipts: Sequence[Claimed], rows: Iterabl
 
 
 def _unsettled(ids: Sequence[str], lost: Sequence[Any], cancelled: Sequence[bytes] = ()) -> Settled:
-    """Return which messages were not settled, from a reply; raise ValueError for an id that was not in the call."""
+    """
+    Decode a reply of Redis into a `Settled`.
+
+    Args:
+        ids: the message ids of the script call.
+        lost: ids with an invalid receipt. An id in its own list is the id of a message for another script.
+        cancelled: the ids of cancelled messages.
+
+    Raises:
+        ValueError: the reply contains an id that was not in the call.
+    """
     if not lost and not cancelled:
         return Settled(())
     stopped, followed = texts(cancelled), texts(chain.from_iterable(one for one in lost if isinstance(one, list)))
@@ -858,7 +875,8 @@ def _settled(
     keys: Keys, ids: Sequence[str], verb: str, happened: Callable[[str, tuple[str, ...]], Event], answer: Settled
 ) -> Iterable[Event]:
     done: Sequence[str] = ids
-    if answer != Settled(()):  # a call may have a valid and an invalid receipt of the same message
+    # An id can be in the call twice, with a valid and an invalid receipt. So count the ids instead of using a set.
+    if answer != Settled(()):
         gone = Counter((*answer.lost, *answer.cancelled, *answer.followed))
         done = list((Counter(ids) - gone).elements())
     if done:
@@ -876,9 +894,14 @@ def collect(
     keys: Keys, ids: Sequence[str], *, dead_letter_limit: int, letters_ms: int, clock: int | None = None
 ) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
     """
-    Turn garbage into dead letters, at most 8 MiB a call.
+    Turn messages in `garbage` into dead letters, at most 8 MiB in a call. Messages without a body end as expired.
 
-    Return the ids of the dead letters, and the ids of messages without a body, which end as expired.
+    Args:
+        dead_letter_limit: how many dead letters the queue keeps.
+        letters_ms: for how many ms the queue keeps a dead letter.
+
+    Returns:
+        The ids of the messages that became dead letters, and the ids of the messages that ended as expired.
     """
     bounded("ids", ids)
     args: list[Arg] = [dead_letter_limit, letters_ms, *ids]
@@ -906,10 +929,12 @@ def redrive(
     clock: int | None = None,
 ) -> Call[list[RedriveStatus]]:
     """
-    Publish dead letters again; each is given by its letter id, message id and retries.
+    Redrive dead letters: publish their messages again.
 
-    `fence` is the version of the caller's shard map. If the shard has a newer map, or accepts no messages, nothing is
-    published and all answers are `stale`.
+    Args:
+        letters: for each dead letter its letter id, its message id, and the number of retries that the message gets.
+        fence: the version of the caller's shard map. If the shard has a newer map or is closed during a resize, it
+            publishes nothing and returns `stale` for all dead letters.
     """
     ids = [id for _, id, _ in bounded("letters", letters)]
     args: list[Arg] = [bare_arg(keys), delay_ms, ttl_ms, "" if keys.bare else fence]
@@ -933,12 +958,14 @@ def purge(
     clock: int | None = None,
 ) -> Call[int]:
     """
-    Delete messages, and return how many were deleted.
+    Delete messages that wait or have failed, and return how many were deleted.
 
-    From a list, or from the key queue `line`, only the oldest messages can be deleted: `ids` must begin with the
-    oldest id and follow the order of the list.
-
-    With `free_ids`, chosen ids can be published again immediately. Otherwise they stay blocked for their `dedup` time.
+    Args:
+        ids: the ids of the messages. From `ready`, `retry` or a key queue, only the oldest messages can be deleted, so
+            `ids` must be in the order of the list, the oldest first.
+        state: where the messages are. `line` means the key queue of the message key in the argument `line`.
+        free_ids: whether chosen ids can be published again immediately. False: they stay blocked for the time that
+            their publish set with `dedup`.
     """
     ids = once(bounded("ids", ids))
 
@@ -951,15 +978,17 @@ def purge(
 
 def forget(keys: Keys, *, letters: bool, look: bool = False, clock: int | None = None) -> Call[tuple[int, int]]:
     """
-    Remove an empty queue; with `letters`, also its dead letters.
+    Remove a queue if it has no messages, and return how many messages and dead letters it has or had.
 
-    Return how many messages and dead letters it had. With `look`, only count them, and remove nothing.
+    Args:
+        letters: whether to remove the queue even if it has dead letters.
+        look: whether to only count the messages and dead letters, and remove nothing.
     """
     return _call("forget", keys, clock, (int(letters), int(look)), lambda reply: (int(reply[0]), int(reply[1])))
 
 
 def counts(keys: Keys, *, clock: int | None = None) -> Call[Counts]:
-    """Count the queue's messages by state, and read every total, at one moment."""
+    """Count the queue's messages in each state, and read all its totals, such as `published`, at the same moment."""
     return _call("counts", keys, clock, TOTAL_KINDS, _counts)
 
 
@@ -980,10 +1009,11 @@ def _counts(reply: list[Any]) -> Counts:
 
 def status(keys: Keys, id: str, *, life: int | None = None, clock: int | None = None) -> Call[list[Any]]:
     """
-    Return a list with one item: the status of a message in this shard, or `not_found`.
+    Return the status of a message in this shard, or `not_found`, as a list with one item.
 
     Args:
-        life: the publish time of the message, as in its header; None for the last message with this id.
+        life: the publish time in the header of the message, to ignore other messages with the same id. None for the
+            last message with this id.
     """
 
     def read(reply: list[bytes]) -> list[Any]:
@@ -996,11 +1026,17 @@ def tidy(
     keys: Keys, *, cursor: int = 0, lease_cursor: int = 0, clock: int | None = None
 ) -> Call[tuple[int, int, int, int]]:
     """
-    Clean up a part of the Redis keys `unack` and `lease`.
+    Repair errors in a part of the queue's data, for example after Redis' clock was set back.
 
-    Return the next scan cursor of each key, the number of shortened deadlines, and the number of removed state words.
-    A deadline is shortened if it is further away than the lease is long. A state word, the state of a message in
-    `lease`, is removed if the message no longer exists.
+    A lease with more time left than it was given is shortened. The state of a message in the hash `lease` is removed
+    if the message no longer exists.
+
+    Args:
+        cursor, lease_cursor: the scan cursors of the Redis keys `unack` and `lease`; 0 to begin.
+
+    Returns:
+        The next cursor of `unack`, the next cursor of `lease`, the number of shortened leases, and the number of
+        removed states.
     """
 
     def read(reply: Sequence[Any]) -> tuple[int, int, int, int]:
@@ -1014,31 +1050,40 @@ def tidy(
 
 def limit(keys: Keys, fields: Mapping[str, str], *, declared: str = "", clock: int | None = None) -> Call[bool]:
     """
-    Write limits, and serve keys that the new limits allow; return whether the limits were written.
+    Set the limits of a queue, and return whether Redis has written them.
 
     Args:
-        fields: the limits, with the field names of `reliq.settings`; an empty value removes a limit.
-        declared: the fingerprint of the limits that a worker declares in code. `fields` then replace all limits, unless
-            the last declaration had the same fingerprint. Empty: only the given fields are written.
+        fields: the limits by their field names, as in `reliq.settings`. An empty value removes a limit.
+        declared: for limits that a worker declares in its code, their fingerprint. `fields` then replaces all limits of
+            the queue, but nothing is written if the last declared limits had the same fingerprint. If it is empty, only
+            the limits in `fields` change.
     """
     return _call("limit", keys, clock, (declared, *chain.from_iterable(fields.items())), bool)
 
 
 def sleep(keys: Keys, key: str, *, for_ms: int | None, clock: int | None = None) -> Call[bool]:
-    """Throttle a key for `for_ms` (None: forever; 0: end the throttling); return whether it was throttled before."""
+    """
+    Throttle or pause a message key, and return whether it was throttled or paused before.
+
+    Args:
+        for_ms: for how many ms the key is throttled. None to pause it until it is resumed; 0 to resume it.
+    """
     return _call("sleep", keys, clock, (key, "" if for_ms is None else for_ms), bool)
 
 
 class Booking(NamedTuple):
     """
-    The answer of a booking.
+    The result of the script call `book`: when this process may start messages under a shared limit.
 
     Attributes:
-        wait_us: the microseconds until the booked start; if nothing was booked, until the next try.
-        starts: how many messages may start then; 0 if nothing was booked.
-        at_us: the time of the start in unix microseconds, by the clock of the limit's Redis.
-        next_us: the microseconds that this process must wait before its next try, so that other processes try first.
-        before: the rate and burst that a declaration has replaced, as text; empty if it changed nothing.
+        wait_us: after how many microseconds the booked messages may start. If nothing was booked, after how many
+            microseconds this process may try again.
+        starts: how many messages may start; 0 if nothing was booked.
+        at_us: the booked start time in unix microseconds, by the clock of the Redis that stores the limit.
+        next_us: after a booking, how many microseconds this process must wait before it books again, so that other
+            processes can book first.
+        before: the earlier rate and burst of the limit as text, if this call has declared other values; otherwise
+            empty.
     """
 
     wait_us: int
@@ -1059,17 +1104,24 @@ def book(
     clock: int | None = None,
 ) -> Call[Booking]:
     """
-    Book up to `starts` starts of a shared limit, at least `after_us` from now.
+    Book starts of messages under a limit that several queues share.
 
-    A call with 0 starts and no cost only declares the limit's rates and bursts. With a cost, all starts are booked
-    together. Negative numbers give back unused starts and costs; `after_us` is then the time of the booked start. With
-    0 starts, `cost` corrects a booking: it is the real cost minus the booked cost. Never repeat a call that gives back
-    or corrects, because the limit would count it twice.
+    The arguments `starts` and `cost` select what the script does:
+
+    - `starts` above 0 and no cost: book up to `starts` starts.
+    - `starts` above 0 and a cost: book all starts together.
+    - `starts` below 0: give back unused starts and their cost, both as negative numbers. `after_us` is the start time
+      of this booking.
+    - 0 starts and a cost: correct the cost of an earlier booking. `cost` is the real cost minus the booked cost.
+    - 0 starts and no cost: only declare the rates and bursts of the limit.
+
+    Never repeat a call that gives back starts or corrects a cost, because the limit would count it twice.
 
     Args:
-        cost: how much the messages take from a rate by cost.
+        cost: the cost of the messages together, for a limit with a rate by cost.
+        after_us: the earliest start, in microseconds from now.
         queue: the name of the shard whose messages start.
-        backlog: how many of its messages wait; all processes together book at most this many starts.
+        backlog: how many messages wait in this shard. All processes together book at most this many starts for it.
     """
     args = (clock_arg(clock), starts, cost, after_us, *limit.declared, f"of {queue}", backlog)
 
@@ -1083,18 +1135,20 @@ def book(
 @dataclass(frozen=True, slots=True)
 class KeyQueue:
     """
-    The messages of one key that are due or run.
+    The state of a key queue: the due messages of one message key.
 
     Attributes:
-        key: the key, or the name of a priority's key queue.
-        waiting: how many messages are due and wait in the key queue.
-        in_flight: how many messages count against the key's concurrency: running messages, and in an ordered queue a
-            message that waits for its redelivery.
-        weight: how many messages the key gets for each message of a key with the default weight, 1.
-        state: messages wait for a worker (`in turn`), until `asleep_until` (`asleep`), until an operator resumes the
-            key (`paused`), until a running message of the key ends (`saturated`), or for an unknown reason, which
-            `reliq check --repair` fixes (`standing`). `empty`: no message waits.
-        asleep_until: the end of the throttling or pause, in unix seconds by Redis' clock; None without an end.
+        key: the message key. Messages with a priority have a key queue with a reserved name.
+        waiting: how many due messages wait in the key queue.
+        in_flight: how many messages count against the concurrency limit of the key. These are the running messages
+            and, in an ordered queue, a message that waits for its redelivery.
+        weight: the share of the key: how many of its messages start for each message of a key with the weight 1.
+        state: why messages wait. `in turn`: for a worker. `asleep`: the key is throttled until `asleep_until`.
+            `paused`: until an operator resumes the key. `saturated`: until a running message of the key ends.
+            `standing`: because of an error in the stored data, which `reliq check --repair` corrects.
+            `empty`: no message waits.
+        asleep_until: when the throttling ends, in unix seconds by Redis' clock; None if the key is not throttled, or
+            paused without an end.
     """
 
     key: str
@@ -1108,18 +1162,20 @@ class KeyQueue:
 @dataclass(frozen=True, slots=True)
 class KeyQueues:
     """
-    The key queues of a queue.
+    The key queues of a queue: the result of the script call `key_queues`.
 
     Attributes:
         largest: the key queues with the most waiting messages, the longest first; or the requested key queues.
-        in_turn: how many keys wait for a worker.
+        in_turn: how many keys have messages that wait for a worker.
         asleep: how many keys are throttled or paused.
-        running: how many messages run, over all processes.
-        is_full: whether no message may start now: the queue's rate or concurrency is used up, or the queue is
-            throttled.
-        asleep_until: until when the whole queue is throttled, in unix seconds by Redis' clock; None if it is not.
-        next: the id of the first message in the key queue that is served next; empty if no key waits for a worker.
-        waiting: how many messages wait in all key queues, if `Admin.keys` has counted them.
+        running: how many messages of the queue run in all processes.
+        is_full: whether no message of the queue may start now, because the queue's rate or concurrency limit is used
+            up, or because the whole queue is throttled.
+        asleep_until: when the throttling of the whole queue ends, in unix seconds by Redis' clock; None if the whole
+            queue is not throttled.
+        next: the id of the message with a key that will start next; empty if no key has messages that wait for a
+            worker.
+        waiting: how many messages wait in all key queues. Only `Admin.keys` sets this number.
     """
 
     largest: Sequence[KeyQueue]
@@ -1134,11 +1190,11 @@ class KeyQueues:
 
 def key_queues(keys: Keys, *, most: int = 10, of: Sequence[str] = (), clock: int | None = None) -> Call[KeyQueues]:
     """
-    Read the key queues of the keys `of`, or the largest key queues.
+    Read the state of the key queues of the message keys `of`. Without `of`, read the `most` largest key queues.
 
-    The largest key queues are searched in a sample: a hundred keys that wait for a worker, a hundred throttled
-    keys, the keys of a hundred running messages, and the keys of 200 random living messages. In a queue with few keys,
-    the sample has all keys. In a queue with many keys, it has the keys with a large share of the waiting messages.
+    To find the largest key queues, the script reads a random sample: 100 keys with messages that wait for a worker, 100
+    throttled keys, the keys of 100 running messages, and the keys of 200 living messages. If a queue has few keys, the
+    sample contains all of them. If it has many, the sample contains keys with a large share of the waiting messages.
     """
     return _call("key_queues", keys, clock, (most, *bounded("keys", of)), _key_queues)
 
@@ -1173,17 +1229,17 @@ def _key_queue(
 
 
 def _until(text: bytes) -> float | None:
-    """Return the end of a throttling; None if there is no throttling, or if it has no end."""
+    """Decode the end of a throttling, in unix seconds; None if the key is not throttled, or without an end."""
     at = float(text) if text else inf
     return None if at == inf else clamp_time(at)
 
 
 def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None = None) -> Call[dict[str, str]]:
     """
-    Return the first message id of each throttled or saturated key.
+    Find message keys whose messages cannot start now, and return the first waiting message id of each such key.
 
-    This searches the keys `of` and a sample of other keys: the `most` keys that are throttled longest, and the keys of
-    `most` randomly selected messages that run.
+    Such a key is throttled, paused, or at its concurrency limit. The script checks the keys `of`, the `most` keys
+    whose throttling ends last, and the keys of `most` random running messages.
     """
 
     def read(reply: list[bytes]) -> dict[str, str]:
@@ -1198,11 +1254,11 @@ def held_up(keys: Keys, *, most: int, of: Sequence[str] = (), clock: int | None 
 @dataclass(frozen=True, slots=True)
 class InForce:
     """
-    The state of a periodic job in Redis. A tick is a due time of its schedule.
+    The state of a periodic job in Redis. A tick is a due time of the job's schedule.
 
     Attributes:
-        last: the last settled tick, in unix seconds: it and all earlier ticks were published, skipped or missed.
-        asked: when an immediate run was requested, in unix ms; None without a request.
+        last: the last settled tick, in unix seconds. This tick and all earlier ticks were published, skipped or missed.
+        asked: when a user requested an immediate run of the job, in unix ms; None without a request.
     """
 
     last: int
@@ -1212,17 +1268,19 @@ class InForce:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """
-    A tick (due time) of a periodic job, or a run that was requested.
+    A tick (due time) of a periodic job, or an immediate run of the job that a user requested.
 
     Attributes:
-        entry, schedule: the entry's name, and its schedule as text.
-        at: the tick, in unix seconds.
+        entry: the name of the periodic job.
+        schedule: the schedule of the job as text.
+        at: the time of the tick, in unix seconds.
         since: the last settled tick before `at`, in unix seconds.
-        missed: how many ticks between `since` and `at` are counted as missed.
-        message: id and value, as for `publish`; None if the tick `at` is missed too; `missed` then includes it.
-        due_ms: when the message is due, in unix ms; a time in the past means now.
-        asked: when the run was requested, in unix ms; None for a tick.
-        overlap: whether to publish the tick even if the entry's last message has not ended.
+        missed: how many ticks after `since` were missed, for example because no worker ran. They are only counted.
+        message: the id and the value of the message, as for `publish`. None if the tick `at` was missed too; `missed`
+            then includes this tick.
+        due_ms: when the message is due, in unix ms. A time in the past means now.
+        asked: when the user requested the run, in unix ms; None for a tick.
+        overlap: with `skip`, the message is not published if the job's last message has not ended.
     """
 
     entry: str
@@ -1240,12 +1298,14 @@ def register(
     keys: Keys, entries: Sequence[tuple[str, str]], *, newest: bool = False, clock: int | None = None
 ) -> Call[tuple[int, list[InForce | None]]]:
     """
-    Register periodic jobs by name and schedule; return Redis' clock in ms and an `InForce` for each.
+    Store periodic jobs with their schedules in Redis, and return Redis' clock in ms and the state of each job.
+
+    The state of a job is None if Redis keeps a different schedule for it.
 
     Args:
-        newest: whether to replace a different stored schedule, as a starting process does. False: replace it only if no
-            process has registered that schedule for half a minute. If Redis keeps a different schedule, the
-            answer for this job is None.
+        entries: the name and the schedule of each periodic job.
+        newest: whether to replace a different stored schedule, as a process does when it starts. False: replace it only
+            if no process has registered the stored schedule for half a minute.
     """
     args = ("1" if newest else "", *chain.from_iterable(bounded("entries", entries)))
 
@@ -1253,7 +1313,7 @@ def register(
         in_force: list[InForce | None] = []
         for at in range(1, 1 + 2 * len(entries), 2):
             last, asked = reply[at : at + 2]
-            moment = whole_number(asked)  # None for an invalid time that another program wrote
+            moment = whole_number(asked)  # None if another program has written an invalid time
             asked_ms = moment if moment and 0 < moment < LAST_SECOND * 1000 else None
             in_force.append(InForce(int(last), asked_ms) if last else None)
         return int(reply[0]), in_force
@@ -1263,13 +1323,15 @@ def register(
 
 def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None = None) -> Call[TickStatus]:
     """
-    Publish the message of a tick and mark the tick as settled, unless another process has done so.
+    Publish the message of a periodic job's tick, and mark the tick as settled.
+
+    If several processes call this for the same tick, Redis publishes only one message.
 
     Returns:
-        `published`; or a reason why no message was published. `paused`: the tick is skipped, as well as the missed
-        ticks before it. `overlap`: the tick is skipped, because the job's last message has not ended. `missed`: the
-        call has no message for the tick. `done`: another process has settled the tick. `superseded`: Redis has another
-        schedule for the job. `unknown`: Redis has no schedule for the job.
+        `published`, or the reason why no message was published. `paused`: the job is paused, so this tick and the
+        missed ticks before it are skipped. `overlap`: the tick is skipped, because the job's last message has not
+        ended. `missed`: `tick.message` is None. `done`: another process has settled the tick. `superseded`: Redis has
+        another schedule for the job. `unknown`: Redis has no schedule for the job.
     """
     asked: Arg = "" if tick.asked is None else tick.asked
     args: list[Arg] = [tick.entry, tick.schedule, tick.since, tick.at, asked, tick.overlap]
@@ -1290,17 +1352,17 @@ def tick(keys: Keys, tick: Tick, *, ttl_ms: int, retries: int, clock: int | None
     return _call("tick", keys, clock, args, read, happened, ids=tick.message[:1] if tick.message else ())
 
 
-# ---- schedules that were made at run time
+# ---- stored schedules, which programs create at run time
 
 
 class DuePlan(NamedTuple):
     """
-    A stored schedule that is due.
+    A stored schedule whose next tick (due time) has come.
 
     Attributes:
-        name: the schedule's name.
-        row: the schedule's value in the hash `plans`; empty if it is missing.
-        since: the schedule's next tick in unix seconds, as the text that Redis returned.
+        name: the name of the schedule.
+        since: the tick in unix seconds, as the text that Redis returned.
+        row: the definition of the schedule, from the Redis hash `plans`; empty if the hash does not have it.
     """
 
     name: str
@@ -1310,13 +1372,13 @@ class DuePlan(NamedTuple):
 
 class DuePlans(NamedTuple):
     """
-    The answer of `plan_due`.
+    The result of the script call `plan_due`.
 
     Attributes:
-        now_ms: Redis' clock.
-        wait_ms: the ms until the next tick; -1 without a schedule.
-        due: how many schedules are due.
-        found: the part of the due schedules that the caller asked for.
+        now_ms: the time of Redis' clock, in unix ms.
+        wait_ms: the ms until the next tick of any stored schedule; -1 if no tick follows.
+        due: how many stored schedules are due.
+        found: the due schedules, after the first `skip` and up to `limit` schedules.
     """
 
     now_ms: int
@@ -1327,15 +1389,19 @@ class DuePlans(NamedTuple):
 
 class PlanTick(NamedTuple):
     """
-    A tick of a stored schedule.
+    A tick (due time) of a stored schedule, and the message to publish.
 
     Attributes:
-        id: the message id.
-        name, revision: the name and revision of the schedule.
-        since: this tick in unix seconds, which Redis has stored as the schedule's next tick.
-        next: the tick after this tick; empty if there is none.
-        ttl_ms, retries, line: the options of the message; `line` has its key and cost.
-        value: the message, as for `publish`; empty to publish none.
+        id: the id of the message.
+        name: the name of the schedule.
+        revision: the hash of the schedule's definition. If it has changed in Redis, the message is not published.
+        since: this tick in unix seconds. Redis publishes the message only if this is still the schedule's next tick.
+        next: the tick after this tick, in unix seconds; empty if there is none.
+        ttl_ms: for how many ms Redis keeps the body of the message.
+        retries: the number of retries of the message.
+        value: the value of the message, as for `publish`. If it is empty, the tick counts as missed and nothing is
+            published.
+        line: the message key and the cost of the message, as one text.
     """
 
     id: str
@@ -1361,19 +1427,23 @@ def plan(
     clock: int | None = None,
 ) -> Call[PlanStatus]:
     """
-    Write, delete, pause or resume a stored schedule.
+    Create, change, delete, pause or resume a stored schedule.
 
     Args:
-        next: the next tick in unix seconds, for a write or a resume; None if there is none.
-        line: for a write, the key queue of the messages.
-        value: for a write, the schedule's definition (options and message); for a pause, its author and reason as JSON.
+        verb: what to do. `write` creates a schedule or changes it.
+        name: the name of the schedule.
+        revision: to write or resume, the hash of the schedule's definition.
+        next: to write or resume, the next tick in unix seconds; None if no tick follows.
+        line: to write, the message key and the cost of the schedule's messages, as one text; otherwise empty.
+        value: to write, the definition of the schedule (options and message). To pause, JSON with the user who pauses
+            it and the reason.
     """
     args: list[Arg] = [verb, name, revision, "" if next is None else next, line, value]
     return _call("plan", keys, clock, args, lambda reply: words([reply], [verb], get_args(PlanStatus))[0])
 
 
 def plan_due(keys: Keys, *, skip: int = 0, limit: int = 0, clock: int | None = None) -> Call[DuePlans]:
-    """Return Redis' clock, the ms until the next tick, and at most `limit` due schedules after the first `skip`."""
+    """Read which stored schedules are due: leave out the first `skip` due schedules, and read at most `limit`."""
 
     def read(reply: list[Any]) -> DuePlans:
         rows = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
@@ -1384,7 +1454,7 @@ def plan_due(keys: Keys, *, skip: int = 0, limit: int = 0, clock: int | None = N
 
 
 def plan_tick(keys: Keys, ticks: Sequence[PlanTick], *, clock: int | None = None) -> Call[list[PlanTickStatus]]:
-    """Publish the messages of ticks, and set the next ticks of their schedules."""
+    """Publish the messages of stored schedules that are due, and store the next ticks of the schedules."""
     has_keys = any(tick.line for tick in ticks)
     rows = chain.from_iterable(tick if has_keys else tick[:-1] for tick in bounded("ticks", ticks))
     ids = [tick.id for tick in ticks]
@@ -1405,13 +1475,13 @@ def plan_tick(keys: Keys, ticks: Sequence[PlanTick], *, clock: int | None = None
 @dataclass(frozen=True, slots=True)
 class MigrationBatch:
     """
-    Messages or dead letters that are being moved from one shard to others.
+    A batch of messages or dead letters that moves from one shard to other shards during a resize.
 
     Attributes:
-        number: the batch number, higher than the numbers of all earlier batches from the same shard.
-        records: all data of each message or dead letter, by its name. A message's name is its id; a dead letter's name
-            is the letter id, a space and the message id.
-        letters: whether the batch has dead letters instead of messages.
+        number: the number of the batch, which is higher than the numbers of all earlier batches of the same shard.
+        records: the data of each message or dead letter, by its name. The name of a message is its id. The name of a
+            dead letter is its letter id, a space, and its message id.
+        letters: whether the batch contains dead letters; otherwise it contains messages.
     """
 
     number: int
@@ -1419,7 +1489,7 @@ class MigrationBatch:
     letters: bool
 
     def id_of(self, name: str) -> str:
-        """Return the message id from the name of a message or dead letter."""
+        """Return the message id that the name of a message or dead letter in `records` contains."""
         return name.partition(" ")[2] if self.letters else name
 
 
@@ -1433,15 +1503,16 @@ def ask(
     clock: int | None = None,
 ) -> Call[list[AskStatus]]:
     """
-    Ask the shard that held chosen ids before a resize whether their new shard may publish them.
+    During a resize, ask the old shard of chosen ids whether their new shard may publish messages with these ids.
 
-    From then on, the asked shard refuses chosen ids from publishers with an older shard map.
+    After this call, the old shard refuses chosen ids from publishers with an older shard map, so that no id is
+    published in both shards.
 
     Args:
-        ids: the ids; without ids, the call only stores the fence.
-        fence: the version of the caller's shard map, which the asked shard stores.
-        closing: whether the asked shard accepts no messages at all from now on.
-        replace: whether an id counts as free if it is blocked after its end.
+        ids: the chosen ids. Without ids, the call only stores `fence` in the old shard.
+        fence: the version of the caller's shard map.
+        closing: whether the old shard must refuse all messages from now on.
+        replace: whether an id may be published even if it is blocked after the end of an earlier message.
     """
     args = (fence, "1" if closing else "", "1" if replace else "", *bounded("ids", ids))
 
@@ -1451,21 +1522,24 @@ def ask(
 
 def remap(keys: Keys, before: bytes, after: bytes, *, clock: int | None = None) -> Call[bytes]:
     """
-    Replace a queue's shard map `before` by `after`; return the map that Redis then has.
+    Change the shard map of a queue from `before` to `after`, and return the map that Redis has after the call.
 
-    If Redis has another map than `before`, nothing is written.
-
-    If a queue with keys or limits would get several shards, the answer is REMAP_KEYED and nothing is written.
+    If Redis has another map than `before`, the script changes nothing. It returns REMAP_KEYED and changes nothing if
+    the queue has keys or limits and `after` has several shards.
     """
     return _call("remap", keys.of_shard(0), clock, (before, after), read_bytes)
 
 
 def depart(keys: Keys, ids: Sequence[str], *, state: LeavingState, clock: int | None = None) -> Call[MigrationBatch]:
     """
-    Set aside a batch of messages or dead letters for a move to other shards; return the batch.
+    Begin to move messages or dead letters to other shards: reserve them as a batch, and return the batch.
 
-    A shard has only one such batch. Until `leave` has removed it, further calls return the same batch. From a list,
-    only the oldest messages can be set aside, in order.
+    A shard has at most one such batch. Until `leave` has finished its move, further calls return the same batch.
+
+    Args:
+        ids: the ids of the messages, or the letter ids of the dead letters. From `ready` and `retry`, only the oldest
+            messages can move, so `ids` must be in the order of the list, the oldest first.
+        state: the state of the messages, or `dead` for dead letters.
     """
     ids = once(bounded("ids", ids))
     return _call("depart", keys, clock, (state, *ids), _departure, ids=ids)
@@ -1482,9 +1556,13 @@ def arrive(
     keys: Keys, departure: MigrationBatch, names: Sequence[str], *, origin: int, clock: int | None = None
 ) -> Call[list[ArriveStatus]]:
     """
-    Add the messages of a batch from the shard `origin` to this shard.
+    Add messages or dead letters of a batch to their new shard. A repeated call changes nothing and returns the same.
 
-    A repeated call gets the same answer.
+    Args:
+        keys: the Redis keys of the new shard.
+        departure: the batch.
+        names: the names of the messages or dead letters of the batch that move to this shard.
+        origin: the number of the shard from which the batch comes.
     """
     args: list[Arg] = [origin, departure.number]
     for name in names:
@@ -1498,10 +1576,14 @@ def leave(
     keys: Keys, departure: MigrationBatch, staying: Collection[str] = (), *, clock: int | None = None
 ) -> Call[tuple[str, ...]]:
     """
-    Finish the move of a batch in its old shard: delete moved messages, and return `staying` messages to their states.
+    Finish the move of a batch in its old shard: delete the messages that have moved.
+
+    Args:
+        departure: the batch.
+        staying: the names of messages in the batch that have not moved. They return to their earlier states.
 
     Returns:
-        The ids that were cancelled during the move; their messages must also be cancelled in the new shard.
+        The ids of moved messages that were cancelled during the move. Also cancel these messages in the new shard.
     """
     args: list[Arg] = [departure.number]
     for name in departure.records:
@@ -1512,15 +1594,16 @@ def leave(
 # ---- call numbers
 
 
-#: The numbers of at most this many calls with an unknown outcome are kept, so that a repeated publish is not run twice.
+#: At most this many call numbers are kept to repeat a publish. A call number is kept if the connection to Redis broke
+#: before the reply arrived, because Redis may or may not have run the call.
 PARKED_LIMIT = 1000
-#: The number of a call with an unknown outcome is kept for this many seconds, half of REMEMBER_MS, so that Redis still
-#: stores its answer.
+#: For how many seconds such a call number is kept. This is half of REMEMBER_MS, so that Redis still has the reply of
+#: the first call when a client repeats it.
 PARKED_SECONDS = 300.0
 
 
 class Message(NamedTuple):
-    """The identity of a message that is published again: its id, and a hash of its body and all options."""
+    """Identifies a message, to recognize that it is published again: its id, and a hash of its body and options."""
 
     id: str
     rest: int
@@ -1531,10 +1614,13 @@ Messages = tuple[Message, ...]
 
 class CallSequences:
     """
-    The call sequences (lanes) of one client in this process, see `CallNumber`; a forked process starts new sequences.
+    Give out the call numbers of a client, so that Redis recognizes a repeated script call. See `CallNumber`.
+
+    A forked process starts new lanes (sequences of calls), because two processes must not use the same lane.
 
     Attributes:
-        parked: the calls with an unknown outcome; while there are none, the messages of a publish need not be hashed.
+        parked: for each publish whose reply did not arrive, its call number and the time of the call. While this is
+            empty, the client need not compute the hashes for `Message`.
     """
 
     def __init__(self) -> None:
@@ -1542,11 +1628,12 @@ class CallSequences:
 
     def take(self, messages: Messages = ()) -> CallNumber:
         """
-        Return the call number for publishing `messages`.
+        Return the call number for a publish of `messages`.
 
-        If the outcome of an earlier call with the same `messages` is unknown, this returns the number of that call, so
-        that Redis does not publish twice. If another call with some of these ids has an unknown
-        outcome, its number is dropped, and `messages` get a new number.
+        If the reply of an earlier publish of exactly these messages did not arrive, this returns the call number of
+        that publish, so that Redis does not publish twice. If the reply of another publish with some of these ids did
+        not arrive, its call number is dropped, because these messages are new. Without `messages`, this always returns
+        a new call number.
         """
         if self._pid != os.getpid():
             self._start_over()
@@ -1564,12 +1651,12 @@ class CallSequences:
             return CallNumber(f"{self._client}{self._made}", 1)
 
     def give_back(self, call_number: CallNumber) -> None:
-        """Make the sequence of an answered call available for a new call."""
+        """Make the lane of a call available for a new call, after the reply of the call has arrived."""
         with self._lock:
             self._free.append(call_number)
 
     def park(self, call_number: CallNumber, messages: Messages) -> None:
-        """Keep the number of a call with an unknown outcome: another publish of these `messages` repeats the call."""
+        """Keep the number of a publish whose reply did not arrive: the next publish of `messages` repeats the call."""
         with self._lock:
             self._end(message.id for message in messages)
             self.parked[messages] = call_number, time.monotonic()
@@ -1578,7 +1665,7 @@ class CallSequences:
                 self._forget(next(iter(self.parked)))
 
     def end(self, id: str) -> None:
-        """Drop the kept call number of `id` after a cancel, because a later publish of the id is a new message."""
+        """After a cancel of `id`, drop its kept call number, because the next publish of this id is a new message."""
         if self.parked:
             with self._lock:
                 self._end([id])
@@ -1595,7 +1682,8 @@ class CallSequences:
             self._by_id.pop(message.id, None)
 
     def _start_over(self) -> None:
-        self._lock = threading.Lock()  # the parent may have held the old lock during the fork
+        # A thread of the parent process may have held the old lock during the fork. Then nothing would release it here.
+        self._lock = threading.Lock()
         self._pid = os.getpid()
         self._client = token()
         self._made = 0
