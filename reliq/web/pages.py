@@ -1,4 +1,8 @@
-"""The pages that show data: each function reads the data for its template. All pages share one sample of the queues."""
+"""
+The web pages that show data. Each function reads data from Redis and returns a page.
+
+All pages share a sample: the state of all queues at one time, which is read from Redis at most once a second.
+"""
 
 from __future__ import annotations
 
@@ -24,31 +28,35 @@ if TYPE_CHECKING:
 
     from reliq.admin import Admin, Failure, MessagePage, MinuteStats, QueueSample, QueueSnapshot
 
-    #: A sample of all queues, and for each queue the statistics that workers stored for each minute of the last hour.
+    #: The last sample of the state of all queues, and the statistics that workers stored for each queue and each minute
+    #: of the last hour.
     Now = tuple[QueueSample, Mapping[str, Sequence[MinuteStats]]]
 
-#: All pages use the same sample for this many seconds, before a page reads Redis again.
+#: All pages use the same sample for this many seconds. After that, the next page reads a new sample from Redis.
 FRESH_SECONDS = 1.0
-#: If the last sample is older than this many seconds, rates come from the statistics that workers stored each minute.
+#: Rates are computed from the last two samples. If the last sample is older than this many seconds, they are computed
+#: from the statistics that workers stored each minute.
 OLD_SECONDS = 15.0
-#: After how many seconds the statistics that workers stored each minute are read again.
+#: The statistics that workers stored each minute are read again after this many seconds.
 HISTORY_SECONDS = 10.0
-#: The page of dead letters reads the newest dead letters for this many seconds, and groups them by error.
+#: The page of dead letters groups the newest dead letters by error. It reads dead letters for at most this many
+#: seconds.
 GROUPS_SECONDS = 0.05
-#: If the visitor asks to group more dead letters, the page reads them for this many seconds.
+#: If the visitor asks for more groups, the page reads dead letters for at most this many seconds.
 FURTHER_SECONDS = 1.0
-#: How many message keys the page of keys shows, the largest first.
+#: The page of message keys shows this many keys with the most messages.
 KEYS_SHOWN = 50
-#: The most message keys that the page of all keys shows.
+#: The maximum number of message keys that the page shows if the visitor asks for all keys.
 EVERY_KEY_LIMIT = 1000
-#: The most schedules that the page of schedules shows.
+#: The maximum number of schedules that the page of schedules shows.
 SCHEDULES_LIMIT = 200
-#: If a worker does not answer a request for stacks within this many seconds, the worker's page reports this.
+#: If a worker process does not send the requested stacks within this many seconds, its page shows that it does not
+#: respond.
 SILENT_SECONDS = 2 * BEAT_SECONDS
 
 
 class LastSample:
-    """The last sample of all queues, which the pages share."""
+    """The last sample of the state of all queues, which all pages share. The class is thread-safe."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
@@ -61,7 +69,7 @@ class LastSample:
 
     def get(self) -> Now:
         """
-        Return a sample that is at most FRESH_SECONDS old.
+        Return a sample that is at most FRESH_SECONDS old. If necessary, first read a new sample from Redis.
 
         Raises:
             RedisUnavailableError: Redis is unavailable, or the last read failed less than FRESH_SECONDS ago.
@@ -74,7 +82,8 @@ class LastSample:
                 raise RedisUnavailableError(self._failure)
             self._is_fresh = True
             if at > self._at + OLD_SECONDS:
-                # A new watcher has no previous sample, so its first sample has the rates of the last minute.
+                # Use a new watcher. It has no previous sample, so the rates in its first sample are the rates of the
+                # last minute.
                 self._watcher = self._admin.watch()
             try:
                 sample = self._watcher.look()
@@ -84,7 +93,7 @@ class LastSample:
                 else:
                     self._now = sample, self._now[1]
             except RedisUnavailableError as error:
-                # Requests that wait for the lock then raise this failure, instead of waiting for Redis again.
+                # Requests that wait for the lock raise the same error next, instead of waiting for Redis too.
                 self._failure = str(error)
                 self._failed_at = time.monotonic()
                 raise
@@ -92,7 +101,7 @@ class LastSample:
             return self._now
 
     def forget(self) -> None:
-        """Discard the sample, so that the next page reads Redis and shows a visitor's change."""
+        """Discard the sample, so that the next page reads a new sample and shows what a visitor has changed."""
         self._is_fresh = False
 
 
@@ -106,7 +115,7 @@ def queue(context: RequestContext) -> Response:
     """Show one queue: its messages by state, and its workers."""
     sample, histories = context.app.last.get()
     view = _view(context, sample)
-    failures: Counter[Failure] = Counter()  # number of messages by failure, ignoring the error text
+    failures: Counter[Failure] = Counter()  # number of messages by failure, without its error text
     for failure in sample.errors:
         if failure.queue == view.queue:
             failures[replace(failure, error="", count=0)] += failure.count
@@ -121,9 +130,10 @@ def queue(context: RequestContext) -> Response:
 
 def keys(context: RequestContext) -> Response:
     """
-    Show the limits and the message keys of a queue.
+    Show the limits of a queue, and its message keys.
 
-    The page shows the largest keys, a single key, or the first 1,000 of all keys.
+    The page shows the keys with the most messages. If the visitor asks for it, the page shows a single key instead, or
+    the first EVERY_KEY_LIMIT of all keys.
     """
     admin = context.admin
     queue = context.queue
@@ -133,7 +143,7 @@ def keys(context: RequestContext) -> Response:
         lines = list(islice(admin.each_key(queue), EVERY_KEY_LIMIT))
     try:
         limits = admin.limits(queue)
-    except ConfigurationError:  # the limits in Redis are malformed
+    except ConfigurationError:  # the limits that Redis stores are malformed
         limits = None
     return context.page(
         "keys.html",
@@ -152,7 +162,7 @@ def workers(context: RequestContext) -> Response:
 
 
 def worker(context: RequestContext) -> Response:
-    """Show one worker process, and the stacks of its handlers if a visitor has requested them."""
+    """Show one worker process, and the stack traces of its running handlers if a visitor has requested them."""
     worker = context.admin.worker(context.path["id"])
     return context.page("worker.html", worker=worker, silent_seconds=SILENT_SECONDS)
 
@@ -174,7 +184,7 @@ def cron(context: RequestContext) -> Response:
 
 
 def schedules(context: RequestContext) -> Response:
-    """Show the stored schedules of a queue whose names start with the field `name`."""
+    """Show the schedules of a queue that were made at run time, and whose names start with the field `name`."""
     prefix = context.text("name")
     found = context.admin.schedules(context.queue, prefix=prefix, limit=SCHEDULES_LIMIT + 1)
     return context.page("schedules.html", found=found[:SCHEDULES_LIMIT], is_cut=len(found) > SCHEDULES_LIMIT)
@@ -194,13 +204,13 @@ def tasks(context: RequestContext) -> Response:
 
 
 def message(context: RequestContext) -> Response:
-    """Show one message: its state and its history."""
+    """Show one message: its state, errors and worker, or how it ended."""
     view = context.admin.show(context.queue, context.text("id"))
     return context.page("message.html", message=view if context.shows_bodies else redacted(view))
 
 
 def messages(context: RequestContext) -> Response:
-    """Show the messages of a state, or only the messages that a search finds."""
+    """Show the messages of a queue in one state, or only those messages that a search finds."""
     state = context.path["state"]
     if state == "waiting" and not context.text("key"):
         return context.go("keys", queue=context.queue)
@@ -208,7 +218,7 @@ def messages(context: RequestContext) -> Response:
 
 
 def dead(context: RequestContext) -> Response:
-    """Show dead letters grouped by error, and the dead letters that a search finds."""
+    """Show the dead letters of a queue that a search finds, and their number by error."""
     for_seconds = FURTHER_SECONDS if context.text("further") == "1" else GROUPS_SECONDS
     groups = context.admin.dead_groups(context.queue, where=context.filter("dead"), for_seconds=for_seconds)
     return context.page(
@@ -217,7 +227,7 @@ def dead(context: RequestContext) -> Response:
 
 
 def account(context: RequestContext) -> Response:
-    """Show how many messages were published to each queue, and how they ended."""
+    """Show how many messages were published to each queue, and how many ended in which way."""
     overview = context.admin.queues()
     accounts = [
         {"queue": view.queue, "layout": view.layout, "away": view.away, **account_of(view, view.layout)}
@@ -227,17 +237,17 @@ def account(context: RequestContext) -> Response:
 
 
 def doctor(context: RequestContext) -> Response:
-    """Show whether this Redis server is fit for queues, as `reliq doctor` does."""
+    """Show whether this Redis server is fit for queues: the findings of the command `reliq doctor`."""
     return context.page("doctor.html", findings=context.admin.doctor())
 
 
 def _view(context: RequestContext, sample: QueueSample | None = None) -> QueueSnapshot:
     """
-    Return the snapshot of the queue that the page's URL names.
+    Return the snapshot of the queue that is named in the page's URL.
 
     Raises:
         ConfigurationError: the queue does not exist.
-        PageError: the queue cannot be read.
+        PageError: the data of the queue cannot be read.
     """
     layout = context.text("layout") or "reliq"
     for view in (sample or context.app.last.get()[0]).overview.queues:
@@ -251,9 +261,9 @@ def _view(context: RequestContext, sample: QueueSample | None = None) -> QueueSn
 
 def _page(context: RequestContext, state: str) -> MessagePage:
     """
-    Return a page of the messages that a search finds.
+    Return the messages that a search finds, from the position in the field `after` on, as many as a page shows.
 
-    Bodies, headers and errors are removed unless the page shows them.
+    Bodies, headers and error texts are removed, unless the visitor asks for them and has the right BODIES.
     """
     page = context.admin.page(context.queue, state, context.filter(state), after=context.text("after") or None)
     return page if context.shows_bodies else redacted(page)

@@ -1,8 +1,8 @@
 """
-The templates, and functions that prepare values for them: badges, curves, and messages without their contents.
+The HTML templates of the web pages, and functions that prepare values for them.
 
-Bodies, headers and error texts are removed before a template gets a message, unless the visitor asks for them and has
-the right BODIES.
+Pages use `redacted` to remove bodies, headers and error texts before a template gets a message, unless the visitor asks
+for them and has the right BODIES.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ T = TypeVar("T")
 
 TEMPLATES = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
-#: A queue with at least this lateness in seconds gets a warning. The Prometheus alerts have the same limit.
+#: A queue gets a warning if its lateness is at least this many seconds. The Prometheus alerts use the same limit.
 LATE_SECONDS = 60.0
-#: A queue with at least this lateness in seconds is marked as bad. The Prometheus alerts have the same limit.
+#: A queue is marked as bad if its lateness is at least this many seconds. The Prometheus alerts use the same limit.
 TOO_LATE_SECONDS = 300.0
 #: A queue gets a warning if at least this share of its deliveries fails.
 SOME_FAIL = 0.1
 #: A queue is marked as bad if at least this share of its deliveries fails.
 MOST_FAIL = 0.5
-#: The size of a curve in SVG units; the page scales the picture.
+#: The size of a chart in SVG units. The page scales the chart.
 WIDTH = 240.0
 HEIGHT = 60.0
-#: How many seconds the x axis of a curve spans.
+#: The x axis of a chart covers this many seconds.
 HOUR_SECONDS = 3600.0
-#: A curve has a gap where two stored minutes are further apart than this many seconds: no worker ran between them.
+#: A chart has a gap between two stored minutes that are further apart than this many seconds, because no worker ran
+#: between them.
 GAP_SECONDS = 150.0
-#: The names of fields whose values come from a publisher or a handler; `redacted` empties them.
+#: The names of fields with values from a publisher or a handler, which may be secret. `redacted` empties these fields.
 CARRIED = {"error", "body", "cursor", "payload", "headers", "header", "text", "summary", "note"}
 
 
 def redacted(value: T) -> T:
-    """Return a copy of `value` with empty bodies, headers and error texts, at any depth."""
+    """Return a copy of `value` without bodies, headers and error texts, also in nested objects."""
     result: Any = value
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
@@ -66,7 +67,7 @@ def redacted(value: T) -> T:
 
 
 def _empty(value: Any) -> Any:
-    """Return the empty value of the type of `value`."""
+    """Return an empty value of the same type as `value`; None for None."""
     if isinstance(value, Header):
         return BARE
     if isinstance(value, Mapping):
@@ -75,19 +76,23 @@ def _empty(value: Any) -> Any:
 
 
 class QueueBadge(NamedTuple):
-    """A short remark beside a queue; its level is `bad` (red), `warn`, or empty."""
+    """
+    A short text about a problem, shown beside the name of a queue or periodic job.
+
+    The level is `bad` (red), `warn`, or empty.
+    """
 
     level: str
     text: str
 
 
 def is_unwatched(view: QueueSnapshot) -> bool:
-    """Return whether a queue has messages but no worker, and no messages are being acked."""
+    """Return whether a queue has messages but no worker, and no other program acks its messages either."""
     return view.workers == 0 and view.alive > 0 and not (view.rates and view.rates.acked)
 
 
 def marks(view: QueueSnapshot) -> list[QueueBadge]:
-    """Return badges with the problems of a queue; empty for a healthy queue."""
+    """Return the badges that show the problems of a queue; an empty list for a healthy queue."""
     badges = [QueueBadge("bad", "no worker")] if is_unwatched(view) else []
     if view.away:
         badges.append(QueueBadge("bad", format_missing(view.away)))
@@ -108,7 +113,7 @@ def marks(view: QueueSnapshot) -> list[QueueBadge]:
 
 
 def cron_marks(view: CronState) -> list[QueueBadge]:
-    """Return badges with the problems of a periodic job; empty for a healthy job."""
+    """Return the badges that show the problems of a periodic job; an empty list for a healthy job."""
     badges = []
     if not view.is_served:
         badges.append(QueueBadge("bad", "no worker has it"))
@@ -127,13 +132,15 @@ def _paused(pause: Pause) -> QueueBadge:
 
 def curve(minutes: Sequence[MinuteStats], numbers: Sequence[float | None], now: float, top: float) -> list[str]:
     """
-    Return the SVG points of a curve over the last hour: one line for each part without a gap.
+    Return the SVG points of a chart of the last hour, as one text for each line.
+
+    The chart has several lines if there are gaps between the minutes.
 
     Args:
         minutes: the statistics that workers stored for each minute, oldest first.
-        numbers: the value for each minute; None if unknown.
-        now: the time at the right edge, in unix seconds.
-        top: the value at the upper edge.
+        numbers: the value of the chart for each minute; None if unknown.
+        now: the time at the right edge of the chart, in unix seconds.
+        top: the value at the upper edge of the chart.
     """
     stretches = list[list[str]]()
     last = float("-inf")
@@ -150,7 +157,7 @@ def curve(minutes: Sequence[MinuteStats], numbers: Sequence[float | None], now: 
 
 
 def ages(minutes: Sequence[MinuteStats]) -> list[float | None]:
-    """Return the age in seconds of the oldest waiting message for each minute: 0 if none waited, None if unknown."""
+    """Return for each minute the age of the oldest waiting message in seconds: 0 without messages, None if unknown."""
     return [minute.oldest if minute.waiting else 0.0 for minute in minutes]
 
 
@@ -160,7 +167,7 @@ def share(part: float, whole: float) -> float:
 
 
 def _harmless(value: Any) -> Any:
-    """Escape control characters in a text that a template prints; return other values unchanged."""
+    """Escape control characters in a text that a template prints. Return other values and safe HTML unchanged."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -179,10 +186,10 @@ def _ago(context: Context, at: float) -> str:
 
 def templates(title: str = "reliq") -> Environment:
     """
-    Return the templates; they escape HTML, and show control characters as escapes.
+    Return the Jinja environment with the templates, which escape HTML and control characters in all values.
 
     Args:
-        title: the title in the head of each page and of the browser tab.
+        title: the title at the top of each page and in the browser tab.
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -214,7 +221,8 @@ def templates(title: str = "reliq") -> Environment:
         cron_marks=cron_marks,
         is_unwatched=is_unwatched,
         typed=shell_command,
-        # The URL of each static file contains its digest, because browsers may cache the file for a year.
+        # The URL of each static file contains this digest of its contents, because browsers may cache the file for a
+        # year.
         digests={path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in STATIC.iterdir()},
     )
     return environment

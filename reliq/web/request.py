@@ -1,4 +1,4 @@
-"""The context of a request for the functions of pages: its fields, its visitor, and the responses to it."""
+"""A request to the web pages: `RequestContext` gives pages its fields and visitor, and builds responses to it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: If the form field `raised` has this value, the search finds only dead letters without an exception.
+#: If the form field `raised` has this value, the search finds only dead letters whose failure was not an exception.
 NO_PLACE = "-"
-#: The scope key under which the application stores the visitor of a request.
+#: The application stores the visitor under this key in the ASGI scope of a request.
 VISITOR = "reliq.visitor"
 
 
 class PageError(Exception):
-    """An error page: heading, the texts below the heading, and HTTP status."""
+    """An error that is shown to the visitor as a page with a heading, texts below it, and an HTTP status."""
 
     def __init__(self, heading: str, detail: str = "", *advice: str, status: int) -> None:
         super().__init__(heading)
@@ -45,14 +45,14 @@ class RequestContext:
     A request with its visitor and fields.
 
     Args:
-        route: the name of the route; empty for an error page.
-        texts: the query and the body of the form, which contain the fields of the request.
+        route: the name of the route that handles the request; empty for an error page.
+        texts: the query of the URL and the body of the form, in URL encoding. They contain the fields of the request.
 
     Attributes:
-        path: the parameters in the path, such as the queue.
+        path: the values of the parameters in the URL's path, such as the queue.
         root: the prefix under which the pages are mounted.
-        address: the IP address of the client, for log lines. `an unknown address` if it is not an IP address, because
-            the header of a proxy can hold any text.
+        address: the IP address of the client, for log lines. A proxy reports this address in a header, which can hold
+            any text: if it is not an IP address, `an unknown address`.
     """
 
     def __init__(self, app: Application, request: Request, route: str = "", *texts: bytes) -> None:
@@ -74,15 +74,20 @@ class RequestContext:
             raise PageError("The form has too many fields", status=400) from None
 
     def text(self, name: str) -> str:
-        """Return the last value of a field; empty if the request does not have the field."""
+        """Return the last value of a field of the request; an empty text if the request does not have the field."""
         return next((value for field, value in reversed(self._fields) if field == name), "").strip()
 
     def texts(self, name: str) -> list[str]:
-        """Return all values of a field except empty values."""
+        """Return all values of a field of the request that are not empty."""
         return [value for field, value in self._fields if field == name and value.strip()]
 
     def value(self, name: str, kind: Callable[[str], T]) -> T | None:
-        """Return a field converted by `kind`; None if it is empty; raise ConfigurationError if it is malformed."""
+        """
+        Return the value of a field, converted by the function `kind`; None if the field is empty.
+
+        Raises:
+            ConfigurationError: the value is malformed.
+        """
         text = self.text(name)
         try:
             return kind(text) if text else None
@@ -93,29 +98,30 @@ class RequestContext:
 
     @property
     def queue(self) -> str:
-        """The name of the queue in the path."""
+        """The name of the queue in the URL's path; empty if the path has no queue."""
         return self.path.get("queue", "")
 
     @property
     def admin(self) -> Admin:
-        """The `Admin` for the layout that the field `layout` names; raises ConfigurationError for an unknown layout."""
+        """The `Admin` for the key layout in the field `layout`. Raises ConfigurationError for an unknown layout."""
         layout = self.text("layout")
         return self.app.admin.in_layout(Layout.parse(layout)) if layout else self.app.admin
 
     @property
     def shows_bodies(self) -> bool:
-        """Whether the visitor asks for bodies, headers and errors, and may see them."""
+        """Whether the visitor asks for bodies, headers and error texts, and has the right to see them."""
         return self.text("bodies") == "1" and self.visitor.may(Access.BODIES)
 
     def filter(self, state: str) -> Filter:
         """
-        Return the message filter in the fields of a search.
+        Return the filter for messages that the visitor has entered in the fields of a search form.
 
         Args:
-            state: the state to search in; only dead letters have all fields of the filter.
+            state: the state of the messages to search. Some fields apply only to dead letters, and are ignored in other
+                states.
 
         Raises:
-            PageError: the search is for bodies, headers or errors, and the visitor does not have the right BODIES.
+            PageError: the visitor searches in bodies, headers or errors, and does not have the right BODIES.
         """
         if not self.visitor.may(Access.BODIES) and any(self.texts(name) for name in ("text", "header", "error")):
             raise PageError(
@@ -131,13 +137,17 @@ class RequestContext:
         return Filter(**chosen)
 
     def url(self, route: str, **params: Any) -> str:
-        """Return the URL of a route with the prefix; parameters that are not in its path go into the query."""
+        """
+        Return the URL of a route with the prefix `root`.
+
+        Parameters that are not in the route's path go into the query.
+        """
         if "queue" in params:
             params.setdefault("layout", self.text("layout"))
         return self.root + address(self.app.paths[route], params)
 
     def page(self, template: str, code: int = 200, **values: Any) -> Response:
-        """Return a page: a template rendered with `values` and the values that all pages share."""
+        """Return a page: the template, rendered with `values` and with the values that all templates need."""
         text = self.app.templates.get_template(template).render(
             url=self.url,
             field=self.text,
@@ -156,27 +166,27 @@ class RequestContext:
         return HTMLResponse(text, code)
 
     def go(self, route: str, **params: Any) -> Response:
-        """Return a redirect to the page of a route."""
+        """Return a redirect to the URL of a route, for the response to a form."""
         return RedirectResponse(self.url(route, **params), 303)
 
 
 def root_of(request: Request) -> str:
-    """Return the prefix under which the pages are mounted, such as /ops/reliq; empty if they are served alone."""
+    """Return the path under which the pages are mounted, such as /ops/reliq; empty if they are served alone."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 def _segment(value: str) -> str:
     """
-    Escape `/`, `.` and `..` in a part of a URL's path; the usual escaping then escapes the result again.
+    Escape `%`, `/`, `.` and `..` in a parameter of a URL's path. The caller then quotes the result again.
 
-    If these characters were escaped only once, servers and browsers would interpret them.
+    If these characters were quoted only once, servers and browsers would treat them as separators or as folders.
     """
     escaped = value.replace("%", "%25").replace("/", "%2F")
     return escaped if value.strip(".") else escaped.replace(".", "%2E")
 
 
 def address(path: str, params: Mapping[str, Any]) -> str:
-    """Fill parameters into a route's path; other parameters that are not empty go into the query."""
+    """Return a route's path with its parameters filled in. Other parameters go into the query unless they are empty."""
     rest = dict(params)
     for name in params:
         if f"{{{name}:path}}" in path:

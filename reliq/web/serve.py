@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
     from reliq.web.application import Application
 
-#: The backlog of the listening socket: how many connections may wait until the server accepts them.
+#: The backlog of the listening socket: the number of connections that may wait until the server accepts them.
 WAITING_CONNECTIONS = 128
-#: The most connections that are open at the same time.
+#: The maximum number of connections that are open at the same time.
 CONNECTIONS_LIMIT = 256
-#: How many seconds a client may take to send the head of a request, or may pause while it reads an answer.
+#: A client must send the head of a request within this many seconds, and may not stop reading a response for longer.
 HEADER_SECONDS = 10.0
-#: How many seconds running requests have to finish after SIGTERM.
+#: After SIGTERM, requests that are being processed may finish within this many seconds.
 LAST_ANSWERS_SECONDS = 3
 
 
 class LimitedConnection(H11Protocol):
     """
-    A connection that is closed if the client sends a request or reads an answer too slowly.
+    A connection to a client. It is closed if the client sends a request or reads a response too slowly.
 
-    If there are more than CONNECTIONS_LIMIT connections, the oldest idle connection is closed. If all are busy, the new
-    connection is closed.
+    If a new connection exceeds CONNECTIONS_LIMIT, the oldest connection without a running request is closed. If all
+    other connections have running requests, the new connection is closed.
 
     Attributes:
         opened_at: when the client connected, in monotonic seconds.
@@ -52,11 +52,11 @@ class LimitedConnection(H11Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether the server is answering a request on this connection."""
+        """Whether the server is processing a request of this connection, or sending the response."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer for the head of the first request; if there are too many connections, close one of them."""
+        """Start the timer for the head of the first request. If there are too many connections, close a connection."""
         self.opened_at = time.monotonic()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(transport)
@@ -68,7 +68,7 @@ class LimitedConnection(H11Protocol):
             min(idle, key=lambda other: other.opened_at, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Read a part of a request; the timer runs while the head of a request is incomplete."""
+        """Process data from the client. The timer runs until the head of the next request is complete."""
         super().data_received(data)
         self._limit("head", on=not self.is_answering)
 
@@ -90,7 +90,7 @@ class LimitedConnection(H11Protocol):
 
     def _limit(self, name: str, *, on: bool) -> None:
         """
-        Start or stop the timer `name`, which closes the connection.
+        Start or stop the timer `name`, which closes the connection after HEADER_SECONDS.
 
         A timer that already runs keeps its deadline.
         """
@@ -135,7 +135,7 @@ class PageServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop the server at SIGTERM or SIGINT. Unlike uvicorn's method, do not raise the signal again afterwards."""
+        """Stop the server at SIGTERM or SIGINT. Unlike uvicorn's method, do not send the signal again afterwards."""
         for number in STOPS:
             handle_signal(number, self._stop)
         yield
@@ -148,7 +148,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; raise ConfigurationError if the address cannot be used."""
     check_int("port", port, most=65535)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With IPPROTO_TCP, asyncio sets TCP_NODELAY; without it, each small answer is delayed by 40 ms.
+    # Because of IPPROTO_TCP, asyncio sets TCP_NODELAY. Otherwise, each small response would be delayed by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
