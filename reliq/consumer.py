@@ -1,10 +1,9 @@
 """
-`Consumer`: handlers and the worker that runs them in this process.
+The class `Consumer`, which has the handlers of queues and runs a worker for them in this process.
 
-This module also loads a consumer by its name, and handles signals.
-
-`Consumer.run` runs in the main thread of a worker process. It waits until a signal arrives, the queues are empty
-(`--burst`), or the process must be replaced.
+This module also imports a consumer by its name, such as `shop.jobs:consumer`, and handles the signals of worker
+processes. In these processes, `Consumer.run` runs in the main thread. It waits until a signal arrives, the queues are
+empty (with `--burst`), or a new process must replace this process.
 """
 
 from __future__ import annotations
@@ -49,25 +48,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: Exit code of a worker process in which a handler does not end in time, or a part of the worker has failed.
+#: Exit code of a worker process in which a handler did not end in time, or a component of the worker has failed.
 EXIT_HUNG = 75
-#: Exit code of a worker process that must be replaced, for example after `max_jobs`.
+#: Exit code of a worker process that must be replaced by a new process, for example after `max_jobs`.
 EXIT_REPLACE = 76
-#: Exit code of a process that was ended by a second stop signal.
+#: Exit code of a process that ended immediately because of a second stop signal.
 EXIT_SECOND_SIGNAL = 130
 #: The signals that stop a worker gracefully.
 STOPS = (signal.SIGINT, signal.SIGTERM)
 #: The value of `part` in the events `RedisUnavailable` and `RedisRecovered` while the worker is starting.
 STARTING = "start"
-#: How often the main thread checks whether the worker has finished, in seconds; a signal wakes it immediately.
+#: How often the main thread checks whether the worker must end, in seconds. A signal wakes the thread immediately.
 END_CHECK_SECONDS = 0.2
-#: How often a drain checks whether it has finished, in seconds.
+#: How often `drain` checks whether the queues are empty, in seconds.
 DRAIN_SECONDS = 0.05
-#: How often the main thread checks for signals while it waits, in seconds.
-#: If the system delivers a signal to another thread, the signal does not wake the main thread.
+#: How often the waiting main thread wakes up so that Python runs the handlers of signals, in seconds. A signal that the
+#: system delivers to another thread does not wake the main thread itself.
 LOOK_SECONDS = 0.5
-#: Ignore a second stop signal within this many seconds after the first: both probably have the same cause.
-#: Shell and kernel both send SIGHUP at the end of a session. Systemd sends SIGHUP after SIGTERM if SendSIGHUP= is set.
+#: A second stop signal within this many seconds after the first is ignored, because both probably have the same cause.
+#: For example, shell and kernel both send SIGHUP at the end of a session, and systemd sends SIGHUP after SIGTERM if
+#: SendSIGHUP= is set.
 ECHO_SECONDS = 1.0
 
 _OURS = (f"{Path(__file__).parent}{os.sep}", f"{Path(importlib.__file__).parent}{os.sep}", "<frozen importlib")
@@ -76,15 +76,16 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 class Consumer(Registration):
     """
-    The handlers of any number of queues, and the worker that runs them.
+    The handlers of any number of queues, and a worker that runs them in this process.
 
     Args:
-        url: a Redis URL or a redis-py client. Default: None, which means the Redis of the queues, or RELIQ_URL.
-        lifespan: a function that returns a context manager, plain or async. Each worker process enters the context
-            manager before its first claim and exits it after its last handler. Handlers get the value that it yields as
-            `job.state`. Default: None.
-        observers: callables that are called with every event. Default: none.
-        relay: an outbox relay that runs as a part of the worker and publishes the messages of `publish_in`. Default:
+        url: a Redis URL or a redis-py client. Default: None, which means the Redis of the queues, or
+            the environment variable RELIQ_URL.
+        lifespan: a function that returns a context manager, either plain or async. Each worker process enters the
+            context manager before it claims its first message, and exits it after its last handler has ended. Handlers
+            get the value that the context manager yields as `job.state`. Default: None.
+        observers: functions that are called with every event. Default: none.
+        relay: an outbox relay, which publishes the messages of `publish_in`. It runs inside the worker. Default:
             None.
     """
 
@@ -104,18 +105,20 @@ class Consumer(Registration):
         self.observers: list[Observer] = list(observers)
         self._engine: Engine | None = None
         self._stopped: Engine | None = None
-        #: Only one thread may stop the engine. The lock is reentrant, because a signal handler may interrupt a stop.
+        #: With this lock, only one thread can stop the engine. It is reentrant, because a signal handler that calls
+        #: `stop` may interrupt another call of `stop`.
         self._stop_lock = threading.RLock()
-        #: The thread that stops the worker if a handler called `stop`.
+        #: The thread that continues the shutdown if a handler called `stop`.
         self._stop_for_handler: threading.Thread | None = None
-        #: The thread that starts the worker once Redis is available, and the event that ends the thread's wait.
+        #: The thread that starts the worker as soon as Redis is available. The event below ends its wait.
         self._starter: threading.Thread | None = None
         self._is_start_over = threading.Event()
-        #: The longest grace period in seconds, whatever the settings allow. It is reduced when the supervisor has ended.
+        #: The longest possible grace period in seconds, even if the settings allow more. It is reduced when the
+        #: supervisor of this process has ended.
         self.longest_grace = math.inf
         self.before_call: Callable[[HandlerCall], None] | None = None
         self.note_step: NoteStep | None = None
-        #: Whether this process must continue after `max_jobs`, because its replacement cannot start yet.
+        #: Whether this process must continue after `max_jobs`, because the new process cannot start yet.
         self.must_stay = False
 
     def include(self, *sources: Consumer | str) -> Self:
@@ -123,7 +126,7 @@ class Consumer(Registration):
         Add the handlers, middleware, error hooks and observers of other consumers.
 
         Args:
-            sources: `Consumer` objects, or import paths such as `module` or `module:name`.
+            sources: `Consumer` objects, or import paths of consumers, such as `shop.jobs` or `shop.jobs:consumer`.
 
         Raises:
             ConfigurationError: a module has no such consumer, a queue would have two handlers, or the other consumer
@@ -151,20 +154,20 @@ class Consumer(Registration):
 
     def start(self, settings: WorkerSettings | None = None, *, queues: Sequence[str] = ()) -> None:
         """
-        Start the worker in threads of this process, and return.
+        Start the worker in threads of this process, and return while it runs.
 
-        If Redis is unavailable, a thread starts the worker as soon as Redis answers. If that start fails, the thread logs
-        the error. If the program ends without a call of `stop`, the worker is stopped at exit.
+        If Redis is unavailable, a thread starts the worker as soon as Redis is available. If this later start fails,
+        the thread logs the error. If the program does not call `stop`, the worker is shut down when the program ends.
 
         Args:
-            settings: the worker's settings. Default: `WorkerSettings()`. The setting `max_jobs` has no effect here.
+            settings: the worker's settings. Default: `WorkerSettings()`. The setting `max_jobs` is ignored.
             queues: names of the queues to work on. Default: all queues with handlers.
 
         Raises:
             ConfigurationError: the consumer has no handlers, a queue has no handler, the Redis URL is missing, or the
                 Redis server is too old or may evict messages.
         """
-        # Ignore `max_jobs`, because no supervisor replaces this process.
+        # Ignore `max_jobs`, because there is no supervisor that could replace this process.
         unlimited = replace(settings or WorkerSettings(), max_jobs=None)
         try:
             self._start(unlimited, queues)
@@ -177,7 +180,7 @@ class Consumer(Registration):
             self._starter.start()
 
     def _start_later(self, settings: WorkerSettings, queues: Sequence[str]) -> None:
-        """Start the worker as soon as Redis answers, unless `stop` is called before."""
+        """Start the worker as soon as Redis is available, unless `stop` is called before."""
 
         def pause(seconds: float) -> None:
             if self._is_start_over.wait(seconds):
@@ -208,16 +211,17 @@ class Consumer(Registration):
 
     def stop(self, grace: Duration = 25.0) -> bool:
         """
-        Shut down gracefully: stop claiming, return prefetched messages, let handlers finish.
+        Shut down gracefully: stop claiming, return prefetched messages to their queues, and let handlers finish.
 
-        A handler may call this method too. It then returns immediately, and a thread continues the shutdown, which also
-        waits for this handler. Only this process stops: `reliq worker` starts another process.
+        A handler may call this method too. In this case the method returns immediately, and a thread continues the
+        shutdown, which also waits for that handler. Only the worker of this process stops: if the process belongs to
+        `reliq worker`, a new process replaces it.
 
         Args:
             grace: the grace period for running handlers, in seconds or as a timedelta. Default: 25.
 
         Returns:
-            Whether all handlers have finished; False if a handler called this method.
+            True if all handlers have finished; False if not, or if a handler called this method.
         """
         grace_seconds = seconds("grace", grace)
         self._is_start_over.set()
@@ -244,7 +248,7 @@ class Consumer(Registration):
         return not stopped.unfinished
 
     def _end(self, engine: Engine, grace_seconds: float) -> bool:
-        """Stop the engine; return whether all handlers have ended."""
+        """Stop the engine of the worker; return whether all handlers have finished."""
         atexit.unregister(self._stop_at_exit)
         notify(self.observers, [WorkerStopping("", len(engine.inflight.runs()), grace_seconds)])
         return not engine.stop(grace_seconds)
@@ -258,21 +262,21 @@ class Consumer(Registration):
         raise_errors: bool = True,
     ) -> None:
         """
-        Work until the queues are empty, then stop; for tests.
+        Run the worker until the queues are empty, then stop it. This method is for tests.
 
         Args:
-            settings: as in `start`.
-            queues: as in `start`.
-            delayed: whether to wait also for messages that are due later, and for backoffs. If False, `drain` waits only
-                for messages that are due within a second. Default: False.
-            raise_errors: whether to stop at the first failure and raise it: an exception of a handler, a timeout, or a
-                body that does not decode. If False, failed messages are retried or become dead letters as usual.
-                Default: True.
+            settings: the worker's settings, see `start`.
+            queues: names of the queues to work on, see `start`.
+            delayed: whether to wait also for messages that are due later, and for messages in backoff. If False,
+                `drain` waits only for messages that are due within a second. Default: False.
+            raise_errors: whether to stop at the first failure and raise its exception. A failure is an exception in a
+                handler, a timeout, or a body that cannot be decoded. If False, failed messages are retried or become
+                dead letters as usual. Default: True.
 
         Raises:
             ConfigurationError: see `start`.
             RedisUnavailableError: Redis is unavailable.
-            Exception: the first failure, with `raise_errors`.
+            Exception: the exception of the first failure, if `raise_errors` is True.
         """
         failed: list[BaseException] = []
 
@@ -303,25 +307,27 @@ class Consumer(Registration):
         patient: bool = False,
     ) -> int:
         """
-        Work until SIGTERM or SIGINT, then shut down gracefully.
+        Run the worker until SIGTERM or SIGINT arrives, then shut down gracefully.
 
-        A second signal ends the process immediately.
+        A second signal during the shutdown ends the process immediately.
 
         Args:
             settings: the worker's settings. Default: `WorkerSettings()`.
             queues: names of the queues to work on. Default: all queues with handlers.
-            patient: whether to ignore a second signal, because a supervisor ends the process if needed. Default: False.
+            patient: whether to ignore a second signal, because a supervisor will kill this process if necessary.
+                Default: False.
             metrics_port: the port of an HTTP server for /metrics, /live and /ready. Default: None, which means no server.
             metrics_host: the address on which this server listens. Default: None, which means 127.0.0.1.
-            metrics_registry: a registry of the Prometheus client for the metrics. Default: None, which means a new
-                registry.
+            metrics_registry: the registry of the Prometheus client to which the metrics are added. Default: None, which
+                means a new registry.
 
         Returns:
-            The exit code: 0 after a signal or a burst; EXIT_REPLACE after `max_jobs`; EXIT_HUNG if a part of the worker
-            has failed, or if a handler still runs after the grace period or cannot be stopped after its timeout.
+            The exit code. 0: a signal arrived, or a worker with `burst` has finished. EXIT_REPLACE: a new process must
+            replace this process, for example after `max_jobs`. EXIT_HUNG: a component of the worker has failed, or a
+            handler still runs after the grace period or cannot be stopped after its timeout.
 
         Raises:
-            ConfigurationError: see `start`; or this is not the main thread.
+            ConfigurationError: the causes that are listed in `start`; or this thread is not the main thread.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
@@ -331,7 +337,7 @@ class Consumer(Registration):
         page: AbstractContextManager[Any] = nullcontext()
         if metrics_port is not None or metrics_registry is not None:
             handlers = self.chosen(queues)
-            # Import this module only when needed, because it imports the Prometheus client.
+            # Import `reliq.metrics.serving` only when needed, because it imports the Prometheus client.
             page = importlib.import_module("reliq.metrics.serving").of_one_process(
                 self.observers,
                 self.stats,
@@ -345,45 +351,41 @@ class Consumer(Registration):
             return self._run(settings or WorkerSettings(), queues, signals)
 
     def leave(self) -> None:
-        """
-        Ask `run` to stop claiming, to let its handlers finish, and to return.
-
-        Then another process can take over.
-        """
+        """Make `run` stop claiming, let its handlers finish, and return, so that a new process can take over."""
         self._leave_asked = True
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the worker no longer claims messages, because its process will be replaced."""
+        """Whether the worker has stopped claiming messages, because another process will replace this process."""
         engine = self._engine
         return engine is not None and engine.inflight.closed and not engine.stopping.is_set()
 
     def deliveries(self) -> list[HeldDelivery]:
-        """Return all deliveries in flight in this process: running, prefetched, or being settled."""
-        engine = self._engine or self._stopped  # read `_engine` once, because a stop in another thread clears it
+        """Return the deliveries of all messages that this process has claimed and not yet settled."""
+        engine = self._engine or self._stopped  # read `_engine` only once, because `stop` may clear it
         return [] if engine is None else engine.inflight.deliveries()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this worker is shutting down, or has shut down, since its last start."""
+        """Whether the shutdown of this worker has begun, or has already finished."""
         return self._engine is None and self._stopped is not None
 
     @property
     def unfinished(self) -> list[HeldDelivery] | None:
         """
-        The deliveries that the shutdown interrupted or could not return.
+        The deliveries that the shutdown interrupted, or whose messages it could not return to their queues.
 
-        The value is None before the end of the grace period.
+        None until the grace period of the shutdown has ended.
         """
         return None if self._stopped is None else self._stopped.unfinished
 
     def running(self) -> list[HandlerCall]:
-        """Return the running handler calls of this process, also during a shutdown."""
+        """Return the handler calls that are running in this process. This works during a shutdown too."""
         engine = self._engine or self._stopped
         return [] if engine is None else engine.inflight.runs()
 
     def stats(self) -> EngineStats | None:
-        """Return the state of the worker in this process; None before its start and after its stop."""
+        """Return statistics about the worker of this process; None before it is started and after it is stopped."""
         engine = self._engine
         return None if engine is None else engine.stats()
 
@@ -418,7 +420,7 @@ class Consumer(Registration):
 
             def enter() -> None:
                 entered()
-                locked.enter_context(self._stop_lock)  # a call of `stop` in a handler waits until `start` returns
+                locked.enter_context(self._stop_lock)  # if a handler calls `stop`, it waits until `start` has finished
 
             engine.start(enter, self.before_call, self.note_step)
             self._engine = engine
@@ -431,18 +433,18 @@ class Consumer(Registration):
         return engine
 
     def _run(self, settings: WorkerSettings, queues: Sequence[str], signals: StopSignals) -> int:
-        """Start the worker, wait until it must end, and stop it; return the exit code."""
+        """Start the worker, wait until it must end, stop it, and return the exit code."""
         self._leave_asked = False
         try:
-            # A lifespan may set its own signal handlers. So `only_note` installs reliq's handlers
-            # again before the first claim.
+            # A lifespan may have set its own signal handlers. So after the lifespan has started, `only_note` sets
+            # reliq's signal handlers again.
             engine = self._start_when_redis_answers(settings, queues, signals.only_note)
         except StoppedEarly:
             self.stop(0)
             return 0
 
         def is_over() -> bool:
-            if signals.numbers or engine.stopping.is_set():  # a handler that calls `stop` sets `stopping`
+            if signals.numbers or engine.stopping.is_set():  # if a handler calls `stop`, it sets `stopping`
                 return True
             return bool(settings.burst) and engine.is_drained(delayed=settings.burst == "delayed")
 
@@ -456,7 +458,7 @@ class Consumer(Registration):
             signals.wait(END_CHECK_SECONDS)
         is_replaced = not is_over()
         if is_replaced and not engine.dead_parts():
-            # This process will be replaced. Let running handlers finish first, each within its timeout.
+            # Another process will replace this process. Let the running handlers finish first, within their timeouts.
             engine.stop_claiming()
             while not (signals.numbers or engine.inflight.wait_until_none_runs(0.0)):
                 signals.wait(END_CHECK_SECONDS)
@@ -472,10 +474,13 @@ class Consumer(Registration):
 
 def load_consumer(place: str) -> Consumer:
     """
-    Return the consumer at `module:name`, or the only consumer of `module`.
+    Import and return a consumer.
+
+    Args:
+        place: the consumer as `module:name`, or only `module` if the module has exactly one consumer.
 
     Raises:
-        ConfigurationError: the module cannot be imported, or it has no such consumer.
+        ConfigurationError: the module cannot be imported, or it does not have this consumer.
     """
     module_name, _, attribute = place.partition(":")
     if _MODULE.fullmatch(module_name) is None:
@@ -497,18 +502,14 @@ def load_consumer(place: str) -> Consumer:
 
 
 def traceback_of_module(error: BaseException) -> list[str]:
-    """
-    Return the lines of the traceback of a failed import.
-
-    Frames of reliq and of the import system are left out.
-    """
+    """Return the lines of the traceback of a failed import, without the frames of reliq and the import system."""
     trace = TracebackException.from_exception(error)
     trace.stack = StackSummary.from_list([frame for frame in trace.stack if not frame.filename.startswith(_OURS)])
     return "".join(trace.format()).splitlines()
 
 
 def _why(name: str, error: ImportError) -> str:
-    """Return a text that explains a failed import: the missing module, the line, and the fix."""
+    """Explain a failed import: which module is missing, which source line imports it, and how to fix this."""
     missing = error.name or ""
     if isinstance(error, ModuleNotFoundError) and (name == missing or name.startswith(f"{missing}.")):
         return f"{error.msg} in this folder, on PYTHONPATH or installed"
@@ -523,14 +524,15 @@ def _why(name: str, error: ImportError) -> str:
 
 class SignalNotes:
     """
-    A list of the received signals, for code that waits for signals.
+    Records the signals that this process receives, and lets code wait for them.
 
-    A signal handler may interrupt any code, even `wait` or another call of the signal handler. So it must not take a
-    lock that the interrupted code may hold: it uses `SimpleQueue.put`, which is reentrant, unlike `threading.Event.set`.
+    A signal handler can interrupt any code of its thread, even `wait` or another run of the handler. If the handler
+    needed a lock that this code has, it would wait forever. So it uses `SimpleQueue.put`, which is reentrant, and not
+    `threading.Event.set`.
 
     Attributes:
-        numbers: the numbers of the received signals, oldest first. A signal that repeats another within ECHO_SECONDS is
-            left out. Code that has handled a signal may remove its number.
+        numbers: the numbers of the received signals, oldest first. The list does not contain a signal that repeats
+            another signal within ECHO_SECONDS. Code that has processed a signal may remove its number.
     """
 
     def __init__(self) -> None:
@@ -539,7 +541,7 @@ class SignalNotes:
         self._came: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def note(self, number: int, _frame: FrameType | None = None) -> None:
-        """Record a signal; this method is a handler for `signal.signal`."""
+        """Record a signal. This method can be passed to `signal.signal` as a signal handler."""
         now = time.monotonic()
         last, noted_at = self._last
         may_echo = number == last or (last, number) == (signal.SIGTERM, signal.SIGHUP)
@@ -550,16 +552,17 @@ class SignalNotes:
 
     def wait(self, seconds_at_most: float | None = None) -> bool:
         """
-        Wait for a new signal; return whether a signal arrived in time.
+        Wait until a new signal arrives, and return True; return False after `seconds_at_most` without a signal.
 
-        If `seconds_at_most` is None, wait without a limit.
+        If `seconds_at_most` is None, wait without a time limit.
         """
         until = None if seconds_at_most is None else time.monotonic() + seconds_at_most
         while True:
             left = LOOK_SECONDS if until is None else min(until - time.monotonic(), LOOK_SECONDS)
             with suppress(queue.Empty):
                 self._came.get(timeout=max(left, 0.0))
-                # Discard the entries of earlier signals, so that only later signals end the next wait.
+                # Discard the queue entries of signals that have already arrived, so that only later signals end the
+                # next `wait`.
                 for _ in range(self._came.qsize()):
                     self._came.get_nowait()
                 return True
@@ -568,19 +571,19 @@ class SignalNotes:
 
 
 class StoppedEarly(BaseException):
-    """A stop signal has arrived while the worker was starting."""
+    """Raised when a stop signal arrives while the worker is starting."""
 
 
 class StopSignals(SignalNotes):
     """
-    A context manager that handles SIGTERM and SIGINT for a worker in the main thread.
+    A context manager that handles SIGTERM and SIGINT for a worker that runs in the main thread.
 
-    While the worker is starting, a signal raises StoppedEarly. Afterwards the first signal is only recorded, and a
-    second signal ends the process immediately, unless `patient` is set. On exit, the context manager restores the
-    previous handlers.
+    While the worker is starting, a signal raises StoppedEarly. Afterwards, the first signal is only recorded, and a
+    second signal ends the process immediately. At the end of the `with` block, the previous signal handlers are
+    restored.
 
     Args:
-        patient: whether to ignore a second signal, because a supervisor ends the process if needed.
+        patient: whether to ignore a second signal, because a supervisor will kill this process if necessary.
     """
 
     def __init__(self, *, patient: bool) -> None:
@@ -601,9 +604,9 @@ class StopSignals(SignalNotes):
 
     def only_note(self) -> None:
         """
-        Record signals from now on, instead of raising StoppedEarly.
+        Only record signals from now on; do not raise StoppedEarly.
 
-        The handlers are installed again, because a lifespan may have replaced them.
+        The signal handlers are installed again, because the `lifespan` of the consumer may have replaced them.
         """
         self._only_notes = True
         for number in STOPS:
@@ -611,28 +614,28 @@ class StopSignals(SignalNotes):
 
     def take_note(self, number: int, _frame: FrameType | None) -> None:
         """
-        Record a signal.
+        Handle a signal: record it, and raise StoppedEarly if the worker is still starting.
 
-        During the start, raise StoppedEarly. At a second signal, end the process, unless `patient` is set.
+        A second signal ends the process, unless `patient` is set.
         """
         self.note(number)
         if not self._only_notes:
             raise StoppedEarly
         if len(self.numbers) > 1 and not self._patient:
-            os._exit(EXIT_SECOND_SIGNAL)  # not `sys.exit`, which would wait for the threads of asyncio.to_thread
+            os._exit(EXIT_SECOND_SIGNAL)  # `sys.exit` would wait for the threads of asyncio.to_thread
 
 
 def end_at_once(number: int, _frame: FrameType | None) -> None:
-    """End the process immediately; a signal handler for the time before a worker runs."""
+    """End the process immediately. This is the signal handler before a worker runs."""
     os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
 
 
 def ignore_stops() -> None:
     """
-    Ignore stop signals from now on, because the process is about to end.
+    Ignore stop signals from now on, because the process is about to end by itself.
 
-    At exit Python restores the default handlers. A signal would then kill the process although its work is done, so
-    its exit code would be wrong.
+    Otherwise Python would restore the default signal handlers at its exit. A signal could then kill the process although
+    it has finished its work, and its exit code would be wrong.
     """
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
@@ -643,12 +646,11 @@ _handled_signals: set[int] = set()
 
 def handle_signal(number: int, handler: Callable[[int, FrameType | None], Any]) -> Any:
     """
-    Set `handler` for a signal; return the previous handler.
+    Set the signal handler for a signal, and return the previous signal handler.
 
-    The handler is not used in forked processes.
-
-    If the process was started with SIGINT or SIGHUP ignored, these signals stay ignored. A script's `command &` and
-    nohup start processes this way.
+    Processes that are forked from this process do not get the signal handler. SIGINT and SIGHUP stay ignored if they
+    were ignored when the process started: `command &` in a script starts a process that ignores SIGINT, and nohup
+    starts a process that ignores SIGHUP.
     """
     if number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) == signal.SIG_IGN:
         return signal.SIG_IGN
@@ -661,9 +663,10 @@ _forking = threading.local()
 
 def _hold_signals_back() -> None:
     """
-    During a fork, block the signals that reliq handles.
+    Block the signals that reliq handles while this process forks.
 
-    Otherwise the forked process would lose a signal that arrives before its default handlers are restored.
+    Without this, the forked process would lose a signal that arrives before `_give_up_signals` has restored its default
+    signal handlers.
     """
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _handled_signals)
 
