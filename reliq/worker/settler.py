@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long a step of the settler waits for a first outcome.
+#: How long a step of the settler waits for an outcome if there is none to settle.
 FIRST_OUTCOME_SECONDS = 0.5
-#: With few outcomes, a step waits this long for more outcomes, to settle them in one round trip.
-#: If the worker dies during this wait, the messages of these outcomes run again.
-#: The step does not wait if the wait could delay a message of a queue with limits.
+#: If there are few outcomes, a step waits this long for more outcomes, to settle all of them in one round trip.
+#: If the worker dies during this wait, the messages with these outcomes run again.
+#: The step does not wait if this could delay a message of a queue with limits.
 GATHER_SECONDS = 0.002
 #: A step does not wait for more outcomes if the last round trip settled this many outcomes, or if this many are queued.
 MANY = 20
@@ -46,9 +46,9 @@ MANY = 20
 GATHER_LIMIT = BATCH_LIMIT
 #: The longest interval between two checks of the renewer while there are deliveries.
 RENEWER_STEP_SECONDS = 0.05
-#: How often the checkpoints of running jobs are stored. After a kill, a job repeats at most the work of this time.
+#: How often the checkpoints of running jobs are stored. If its process is killed, a job repeats about this much work.
 CHECKPOINT_SECONDS = 1.0
-#: How long the renewer keeps checking after the last delivery has ended, before it sleeps until the next delivery.
+#: How long the renewer keeps checking after the last delivery was settled, before it sleeps until the next delivery.
 IDLE_SECONDS = 1.0
 #: A renewal is late if it starts after this share of the time between its planned start and the end of the lease.
 LATE_PART = 0.5
@@ -56,13 +56,13 @@ LATE_PART = 0.5
 
 class Settler:
     """
-    Collect outcomes and settle them in one round trip; retry until Redis has answered.
+    Collect the outcomes of messages and send them to Redis together, again and again until Redis has replied.
 
-    The settler drops an outcome only in two cases: Redis refuses it until the lease has expired, or it cannot be
-    encoded at all. In both cases the message is redelivered when its lease expires.
+    The settler drops an outcome only if Redis refuses it until the lease has expired, or if the outcome cannot be
+    encoded at all. Then the message is redelivered when its lease expires.
 
     Args:
-        client: the client for all calls.
+        client: the client for all script calls.
         inflight: the deliveries of this process.
         buried: called after a message has failed for good, to collect its dead letter.
     """
@@ -78,9 +78,9 @@ class Settler:
 
     def settle(self, deliveries: Sequence[HeldDelivery], outcome: HandlerOutcome | None = None) -> None:
         """
-        Queue deliveries to be settled with `outcome`.
+        Queue `deliveries`, to be settled with `outcome`.
 
-        With None, each delivery already has its outcome.
+        If `outcome` is None, each delivery already has its own outcome.
         """
         for held in deliveries:
             held.settling = True
@@ -90,11 +90,11 @@ class Settler:
             self._waiting.put(deliveries)
 
     def nudge(self) -> None:
-        """End the wait of the current step for an outcome."""
+        """End the wait for an outcome in the current call of `step`."""
         self._waiting.put([])
 
     def step(self) -> float:
-        """Settle the queued outcomes, after a short wait for a first outcome; return 0 (no pause)."""
+        """Wait a short time for outcomes and settle them; return 0, because the next step needs no pause."""
         self._gather()
         if due := self._due():
             self._settle_all(due)
@@ -102,7 +102,7 @@ class Settler:
 
     def _gather(self) -> None:
         """
-        Take the queued outcomes, after a wait for a first outcome.
+        Wait for an outcome, then take all queued outcomes, up to about GATHER_LIMIT.
 
         If there are few outcomes, wait GATHER_SECONDS for more.
         """
@@ -123,7 +123,7 @@ class Settler:
             return
 
     def _due(self) -> list[HeldDelivery]:
-        """Return the deliveries to settle now, without the deliveries of shards in backoff."""
+        """Return the deliveries to settle now. Leave out shards that wait for another attempt after an error."""
         if not self._backoff.until:
             return list(self._unsettled)
         return [held for held in self._unsettled if not self._backoff.waits(held.keys)]
@@ -145,9 +145,10 @@ class Settler:
 
     def _settle_all(self, deliveries: list[HeldDelivery]) -> None:
         """
-        Settle deliveries in one round trip.
+        Settle `deliveries` in one round trip.
 
-        If Redis does not answer a call, the call is repeated later. A repeated call settles a message only once.
+        If Redis does not reply to a script call, a later step sends the outcomes again. Redis settles each message only
+        once.
         """
         self._latest = len(deliveries)
         unsaved = [
@@ -180,19 +181,19 @@ class Settler:
             is_ack = group[0].outcome is ACKED
             if not is_ack and any(is_final(held.delivery.claimed, held.outcome) for held in group):
                 self._buried()
-        if corrections:  # never repeat a correction, because the limit would count it twice
+        if corrections:  # send these script calls only once, because a limit would count a repetition too
             with suppress(ReliqError):
                 self._client.run_all(corrections)
 
     def _save(self, deliveries: list[HeldDelivery]) -> set[Keys]:
         """
-        Store checkpoints in their own round trip, before the outcomes.
+        Store the checkpoints of `deliveries` in a separate round trip, before their outcomes.
 
-        In a common round trip, Redis could store the outcome before the checkpoint: if Redis has not cached the script
-        for checkpoints, this script runs last.
+        In a common round trip, Redis could store an outcome before the checkpoint, because a script that Redis has not
+        cached yet runs last.
 
         Returns:
-            The unavailable shards. The outcomes of their messages are settled later.
+            The shards that are unavailable. The outcomes of their messages are settled later.
         """
         away = set()
         groups = _groups(deliveries)
@@ -215,9 +216,9 @@ class Settler:
 
     def _drop_unsendable(self, deliveries: list[HeldDelivery]) -> bool:
         """
-        If an outcome cannot be encoded, replace it with an outcome that makes the message a dead letter.
+        Replace each outcome that cannot be encoded for Redis; the new outcome makes the message a dead letter.
 
-        If the replacement cannot be encoded either, drop the outcome.
+        If the new outcome cannot be encoded either, drop it.
 
         Returns:
             Whether an outcome could not be encoded.
@@ -240,10 +241,10 @@ class Settler:
 
     def _try_later(self, deliveries: list[HeldDelivery], error: Exception) -> None:
         """
-        Back off from the shard of deliveries that could not be settled because of `error`.
+        Delay the next attempt to settle `deliveries`, all of the same shard, because of `error`.
 
-        If Redis refused the outcomes, they are retried until their leases expire; then the messages are redelivered. If
-        Redis is unavailable, the outcomes are retried until it answers.
+        If Redis refused the outcomes, they are sent again until the leases expire. Then the messages are redelivered. If
+        Redis is unavailable, the outcomes are sent again until it replies.
         """
         self._backoff.note(deliveries[0].keys, error)
         if isinstance(error, RedisUnavailableError):
@@ -255,7 +256,7 @@ class Settler:
 
 def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
     """
-    Mark deliveries after a failed call, because Redis may have stored their outcomes.
+    Mark deliveries whose script call failed with `error`, if Redis may have stored their outcomes nevertheless.
 
     If Redis later refuses the receipt of a marked delivery, this does not prove that its lease was lost.
     """
@@ -264,7 +265,11 @@ def _note_try(deliveries: Iterable[HeldDelivery], error: BaseException) -> None:
 
 
 def _corrections(held: HeldDelivery) -> list[Call[Booking]]:
-    """Return the calls that correct a message's cost at shared limits; the cost is 0 if the handler was not called."""
+    """
+    Return the script calls that replace the booked cost of a message at its shared limits by the real cost.
+
+    If the handler was not called, the script calls give back the booked start and its cost.
+    """
     spent, cost = held.delivery.claimed.spent if held.started else 0, held.delivery.header.cost
     more = (cost if spent is None else spent) - cost
     return [transitions.book(one, held.started - 1, more, after_us=at_us) for one, at_us in held.booked if more]
@@ -272,9 +277,9 @@ def _corrections(held: HeldDelivery) -> list[Call[Booking]]:
 
 def _grouped(deliveries: Iterable[HeldDelivery]) -> list[tuple[Call[Settled], list[HeldDelivery]]]:
     """
-    Return the calls that settle `deliveries`, each call with its deliveries.
+    Return the script calls that settle `deliveries`, each with the deliveries that it settles.
 
-    If a lost lease is already reported, or the delivery may already be settled, the call reports no lost lease.
+    Do not report a lost lease if it is already reported, or if an earlier script call may have settled the delivery.
     """
     by_shard: dict[tuple[Keys, bool], list[HeldDelivery]] = defaultdict(list)
     for held in deliveries:
@@ -296,16 +301,17 @@ class Renewer:
     """
     Renew leases and enforce the timeouts of handlers.
 
-    The renewer runs in a separate thread, which handlers do not delay. It also returns messages that have waited too
-    long for a slot, and pings the event loop.
+    The renewer runs in a separate thread, which handlers do not delay. It also returns messages to Redis that have
+    waited too long for a slot, and checks whether the event loop is blocked.
 
     Args:
-        client: the client for all calls.
+        client: the client for all script calls.
         handlers: the handlers of this process.
         inflight: the deliveries of this process.
         async_executor: the executor with the event loop.
         settle: called with deliveries and their outcome, to return messages to Redis.
-        report_overrun: called with a plain handler call that exceeded its timeout, and its run time in seconds.
+        report_overrun: called with the call of a plain handler that exceeded its timeout, and with its run time in
+            seconds divided by its number of messages.
     """
 
     def __init__(
@@ -325,17 +331,18 @@ class Renewer:
         self._look_seconds = min([RENEWER_STEP_SECONDS, *(handler.lease_seconds / 6 for handler in handlers)])
         self._backoff = QueueBackoff("renewer", client.observers)
         self._asked_at = 0.0  # the time when the last renewals were sent
-        self._answered_at = 0.0  # the time when the last answer to renewals came
+        self._answered_at = 0.0  # the time when the last reply to renewals arrived
         self._held_at = 0.0  # the time of the last step with deliveries
         self._saved_at = 0.0  # the time when checkpoints were last stored
         self._unsaved_backoff = QueueBackoff("writer of checkpoints", client.observers)
 
     def is_behind(self, keys: Keys) -> bool:
         """
-        Return whether a renewal or outcome of this process is overdue in this shard.
+        Return whether this process has not yet renewed a lease or settled an outcome that is overdue in this shard.
 
         If so, the scheduler must not reclaim expired leases of the shard, because they may be leases of this process.
-        Refused renewals do not count. Outcomes count until the lease has been expired for a third of the lease time.
+        Renewals that Redis refuses do not count. An outcome counts until its lease has been expired for a third of the
+        lease time.
         """
         now = time.monotonic()
         is_refused = self._backoff.refuses(keys)
@@ -346,7 +353,7 @@ class Renewer:
         )
 
     def step(self) -> float:
-        """Check all deliveries once; return the seconds until the next check."""
+        """Check all deliveries for due renewals and timeouts; return the seconds until the next check."""
         now = time.monotonic()
         deliveries = self._inflight.deliveries()
         if not deliveries:
@@ -371,8 +378,8 @@ class Renewer:
         is_time = now - self._saved_at >= CHECKPOINT_SECONDS
         if is_time:
             self._saved_at = now
-        # Store the first checkpoint of a suspect (a message that may have killed its process) at once: if its process
-        # is killed after this progress, the message does not become a dead letter.
+        # Store the first checkpoint of a suspect (a message that may have killed its process) at once. The message has
+        # then made progress, so it does not become a dead letter if its process is killed again.
         unsaved = [
             held
             for held in deliveries
@@ -386,7 +393,7 @@ class Renewer:
         return self._look_seconds if time.monotonic() - now < self._look_seconds else 0.0
 
     def _extend(self, due: list[HeldDelivery]) -> None:
-        """Renew the leases of deliveries in one round trip."""
+        """Renew the leases of the deliveries `due` in one round trip."""
         groups = _groups([held for held in due if not self._backoff.waits(held.keys)])
         if not groups:
             return
@@ -412,14 +419,14 @@ class Renewer:
                     held.lease_until = sent_at + lease_seconds
                     held.renew_at = sent_at + lease_seconds / 3
                     held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
-                elif not held.settling:  # while settling, the receipt may be refused because Redis has the outcome
+                elif not held.settling:  # while settling, the lease may be gone because Redis has stored the outcome
                     held.lost = True
                     lost.append(held.delivery.id)
             if lost:
                 notify(self._client.observers, [LeaseLost(group[0].queue, tuple(lost), "extend")])
 
     def _save(self, deliveries: list[HeldDelivery]) -> None:
-        """Store the checkpoints of running jobs in one round trip; a failed call is repeated in the next step."""
+        """Store the checkpoints of running jobs in one round trip; after an error, a later step stores them again."""
         groups = _groups([held for held in deliveries if not self._unsaved_backoff.waits(held.keys)])
         if not groups:
             return
@@ -435,7 +442,7 @@ class Renewer:
                 held.saved = checkpoint  # not `held.checkpoint`, which the handler may have replaced meanwhile
 
     def _notify_lateness(self, due: list[HeldDelivery], now: float) -> None:
-        """Notify observers if a renewal is late, with the cause: Redis or this process."""
+        """Notify observers if a renewal is late, and whether Redis or this process has delayed it."""
         if not due:
             return
         first = min(due, key=lambda held: held.renew_at)
@@ -447,12 +454,11 @@ class Renewer:
 
     def _overran(self, run: HandlerCall, now: float) -> None:
         """
-        Handle a timeout: cancel a coroutine handler, or abandon a plain handler.
+        Handle the timeout of a handler call: cancel a coroutine handler, or abandon a plain handler.
 
-        A plain handler cannot be cancelled, because it runs in a thread.
-
-        An abandoned handler keeps its slot, and its leases are not renewed any more. A coroutine handler is abandoned
-        if it still runs CANCEL_SECONDS after it was cancelled.
+        A plain handler runs in a thread and cannot be cancelled. After it is abandoned, it keeps its slot, but its
+        leases are not renewed any more. The same applies to a coroutine handler that still runs CANCEL_SECONDS after it
+        was cancelled.
         """
         if run.handler.is_async and run.task is None:
             return
@@ -480,10 +486,10 @@ class Renewer:
 
 def _groups(deliveries: Sequence[HeldDelivery]) -> list[list[HeldDelivery]]:
     """
-    Group `deliveries` by shard for renewal, at most BATCH_LIMIT in each group.
+    Group `deliveries` by shard, at most BATCH_LIMIT in each group. Each group gets its own script call.
 
-    The answer to a renewal contains only message ids. A process can have two deliveries of the same message, the first
-    with an expired lease. Such deliveries go into different groups, so that each answer is about one delivery.
+    The reply to a script call contains only message ids. A process can have two deliveries of the same message, the
+    first with an expired lease. Such deliveries go into different groups, so that each reply is about one of them.
     """
     grouped: dict[tuple[Keys, int], list[HeldDelivery]] = defaultdict(list)
     seen: Counter[tuple[Keys, str]] = Counter()

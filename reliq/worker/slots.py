@@ -1,10 +1,9 @@
 """
-The deliveries and slots of a process.
+The claimed messages (deliveries) of a worker process, and its slots. A slot runs one handler call at a time.
 
-A delivery is stored here from its claim until it is settled.
-
-A `HeldDelivery` is a claimed message, a `HandlerCall` is a call of a handler. `QueueSlots` counts the messages and
-calls of one queue. `Inflight` divides the free slots among the queues; all its public methods hold one lock.
+`Inflight` stores each delivery from its claim until it is settled, and divides the free slots among the queues.
+`QueueSlots` counts the messages and handler calls of one queue. A `HeldDelivery` is a claimed message. A `HandlerCall`
+is one call of a handler, with one message or a batch of messages.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ if TYPE_CHECKING:
 CANCEL_SECONDS = 5.0
 #: How long a prefetched message may wait for a slot before it is returned to Redis.
 HOLD_SECONDS = 0.1
-#: Prefetch at most this many groups of messages. A group is as large as one read of bodies. While the first group
-#: starts, the bodies of the second group are read, and the third group is claimed.
+#: Prefetch at most this many groups of messages. A group has as many messages as one round trip reads bodies. While the
+#: first group starts, the bodies of the second group are read, and the third group is claimed.
 HOLD_READS = 3
-#: Stop claiming from a queue while about this many of its finished messages are not settled.
+#: Stop claiming from a queue while this process has about this many finished messages of the queue that Redis has not
+#: settled yet.
 UNSETTLED_LIMIT = 4 * BATCH_LIMIT
-#: The weight of the latest call's duration in the moving average.
+#: The weight of the latest handler call in the moving average of call durations.
 _PACE_WEIGHT = 0.2
-#: The smallest average duration of a call, to avoid a division by zero.
+#: The smallest average duration of a handler call, to avoid a division by zero.
 _SHORTEST_SECONDS = 1e-5
 
 
@@ -63,7 +63,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
         held_since: when the message became ready to start (body read, booked time reached); before that, a future time.
         is_read: with a shared limit by cost, whether the body is read, so that a start can be booked; otherwise False.
         parked: whether it waits for its booked start without a slot.
-        lease_until: when the lease expires, counted from the time just before the claim or renewal was sent.
+        lease_until: when the lease expires, counted from the moment before the claim or the renewal was sent.
         renew_at: when to renew the lease.
         must_start: whether it must start at once, because it may have killed its process or has no retry left.
         started: whether the handler was called.
@@ -73,14 +73,16 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
         abandoned: whether the handler exceeded its timeout and still runs; the lease is not renewed any more.
         settling: whether the outcome is queued for Redis, or is being sent.
         outcome: the outcome; valid only while `settling`.
-        tried: whether Redis may already have stored the outcome.
+        tried: whether Redis may already have stored the outcome, because an earlier script call got no reply.
         trace_id: the OpenTelemetry trace id; empty without a trace.
         size: bytes of the stored body, if it is too large to be read together with other bodies; else 0.
-        checkpoint: number, text, number of unnamed follow-ups, and cursor of the last checkpoint of this delivery;
-            None without a checkpoint.
-        saved: number and text of the last checkpoint of this delivery that Redis has stored.
-        booked: each shared limit by cost that permitted the start, with the booked time in Unix us (the limit's clock).
-        has_successor: whether its id was published again with `on_conflict`, so the script `succeed` must settle it.
+        checkpoint: the last checkpoint of this delivery, as number, text, number of unnamed follow-up messages, and
+            cursor; None without a checkpoint.
+        saved: number and text of the last checkpoint that Redis has stored for this delivery.
+        booked: the shared limits by cost that permitted the start, each with the booked time in Unix microseconds by
+            the clock of the limit's Redis server.
+        has_successor: whether its id was published again with `on_conflict` during the delivery. If so, the script
+            `succeed` must settle it.
     """
 
     delivery: Delivery
@@ -111,7 +113,7 @@ class HeldDelivery(msgspec.Struct, eq=False, gc=False):
 
     @property
     def unsaved(self) -> bool:
-        """Whether Redis does not have the last checkpoint yet."""
+        """Whether Redis has not stored the last checkpoint yet."""
         return self.checkpoint is not None and self.checkpoint[:2] != self.saved
 
 
@@ -119,9 +121,13 @@ def deliveries_of(
     claimed: Sequence[Claimed], handler: Handler, leased_at: float, keys: Keys | None = None
 ) -> list[HeldDelivery]:
     """
-    Return the deliveries for claimed messages.
+    Return a delivery for each claimed message.
 
-    The messages were claimed from the shard `keys`, by a call sent at `leased_at`.
+    Args:
+        claimed: the messages, in the order of the claim.
+        handler: the handler of their queue.
+        leased_at: the monotonic time just before the claim was sent.
+        keys: the shard of the messages; None in a queue with one shard.
     """
     keys = keys or handler.queue.keys
     queue = handler.queue_name
@@ -142,10 +148,10 @@ def deliveries_of(
 
 class HandlerCall(msgspec.Struct, eq=False):
     """
-    A call of a handler.
+    One call of a handler.
 
     Attributes:
-        deliveries: the messages of the call: a single message, or the messages of a batch.
+        deliveries: the message of the call, or the messages of its batch.
         handler: the handler.
         started_at: the monotonic time of the start.
         timeout_at: the monotonic time of the timeout; None for no timeout.
@@ -200,26 +206,29 @@ def started_call(deliveries: list[HeldDelivery], thread: int = 0) -> HandlerCall
 
 class QueueSlots:
     """
-    The messages and calls of one queue in this process.
+    The messages and handler calls of one queue in this process.
 
     Attributes:
         is_async: whether the handler is a coroutine function.
         is_mixed: whether the queue has tasks of both kinds, plain and coroutine functions.
-        limit: the most concurrent calls of the handler.
-        batch: the most messages of a call.
-        linger: the longest wait for a full batch, in seconds; 0 with shared limits, because the start is booked.
+        limit: the maximum number of concurrent handler calls.
+        batch: the maximum number of messages in a handler call.
+        linger: the seconds that an incomplete batch waits for more messages; 0 with shared limits, because a call then
+            starts at its booked time.
         waiting: the deliveries with bodies that wait for a slot, in order.
-        queued: all deliveries without a slot: `waiting`, `parked`, and the deliveries whose bodies are not read yet.
+        queued: all deliveries without a slot: the deliveries in `waiting`, those that wait for a booked start, and
+            those whose bodies are not read yet.
         parked: the number of deliveries that wait for a booked start of a shared limit; they need no slot yet.
         running: the number of slots in use.
         coroutines: the number of slots in use by calls of coroutine functions.
         ended: the number of unsettled deliveries whose handler has ended, or that are to be returned to Redis.
         pace: the moving average of call durations in seconds; None before the first call has ended.
-        read_limit: the most messages whose bodies one round trip reads.
+        read_limit: the maximum number of bodies that one round trip reads.
         suspects: the suspects in this process (messages that may have killed a process), except suspects of calls that
             exceeded their timeout.
         no_suspects: the argument `suspects` of a claim while this process has no suspects.
-        stalled: whether the event loop is blocked; async calls then get no slots, and their slots count as free.
+        stalled: whether the event loop is blocked. If so, calls of coroutine functions get no slots, and the slots that
+            they use count as free.
     """
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
@@ -252,7 +261,7 @@ class QueueSlots:
 
     @property
     def rest(self) -> int:
-        """The number of messages that the incomplete batch of queued messages still needs."""
+        """The number of messages that are missing to complete the last batch of queued messages."""
         return (self.parked - len(self.queued)) % self.batch
 
     def hold_limit(self, standstill: float) -> int:
@@ -260,7 +269,8 @@ class QueueSlots:
         Return how many messages to prefetch: the number that will start within HOLD_SECONDS at the current pace.
 
         Args:
-            standstill: the seconds since a call last got a slot; used instead of the average call time if longer.
+            standstill: the seconds since a handler call last got a slot. If they are longer than the average duration
+                of a call, they are used instead.
         """
         if self.pace is None:
             return 0
@@ -271,7 +281,7 @@ class QueueSlots:
 
     def ripe_at(self) -> float:
         """
-        Return the monotonic time at which the next call may start; 0 for now.
+        Return the monotonic time at which the next handler call may start; 0 if it may start now.
 
         An incomplete batch may start later, when its linger time is over.
         """
@@ -281,7 +291,7 @@ class QueueSlots:
 
     def take(self) -> list[HeldDelivery]:
         """
-        Remove and return the messages of the next call.
+        Remove the messages of the next handler call from `waiting`, and return them.
 
         A message that must start at once gets its own call.
         """
@@ -345,11 +355,13 @@ def _key(held: HeldDelivery) -> str | None:
 
 class Inflight:
     """
-    The deliveries of a process until they are settled, and the slots that its queues share.
+    Store the deliveries of a process until they are settled, and share its slots among its queues.
 
-    Every public method is atomic. A free slot is given to a waiting call at once. For several new calls, only one thread
-    is woken; it takes a call and then wakes the next thread. The fetcher waits for capacity with `wait_for_capacity`, or
-    waits in Redis and is notified through `watch`.
+    Every public method is atomic. A free slot is given at once to a handler call that waits for it. If several calls get
+    slots, only one idle thread is woken. This thread takes a call and then wakes the next thread.
+
+    The fetcher waits in `wait_for_capacity` for room for more messages. While the fetcher waits for wake-ups from Redis,
+    `watch` ends this wait when there is room.
 
     Args:
         handlers: the handlers of this process.
@@ -358,10 +370,10 @@ class Inflight:
     Attributes:
         concurrency: the number of slots.
         started: the number of messages passed to handlers so far.
-        closed: whether the shutdown has begun, so that no more calls start.
-        max_jobs: the number of messages after which no more calls start.
-        call_loop: called when a coroutine handler may start.
-        poke: called to end the fetcher's wait in Redis.
+        closed: whether the shutdown has begun, so that no more handler calls start.
+        max_jobs: the number of messages after which no more handler calls start.
+        call_loop: called to notify the event loop that a coroutine handler may start.
+        poke: called to end the fetcher's wait for wake-ups from Redis.
         queues: the slots of each queue, by queue name.
     """
 
@@ -391,7 +403,7 @@ class Inflight:
         self._plain_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a thread
         self._async_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a task
         self._runs: dict[HandlerCall, None] = {}
-        self._idle_threads = 0  # threads without a call
+        self._idle_threads = 0  # the number of threads that wait for a handler call
         self._waking = False  # whether an idle thread was notified and has not yet woken up
         self._loop_called = False  # whether the event loop was notified and has not yet fetched its calls
         self._fetcher_waits = False  # whether the fetcher waits in `wait_for_capacity`
@@ -418,9 +430,9 @@ class Inflight:
 
     def wait_for_capacity(self, claims: Sequence[QueueClaims], timeout_seconds: float) -> list[Capacity]:
         """
-        Return the capacity of each queue or shard in `claims`.
+        Return how many messages this process can claim from each shard in `claims`.
 
-        If no queue or shard has room for a message, wait at most `timeout_seconds` for room.
+        If it has no room for any message, first wait at most `timeout_seconds` for room.
         """
         until = time.monotonic() + timeout_seconds
         with self._lock:
@@ -436,24 +448,24 @@ class Inflight:
 
     def watch(self, claims: Sequence[QueueClaims]) -> bool:
         """
-        Call `poke` once when this process can claim from a queue or shard in `claims`.
+        Arrange that `poke` is called once, when this process can claim messages from a shard in `claims`.
 
         Returns:
-            False if this process can claim from one of these queues or shards now; then `poke` will not be called.
+            False if this process can already claim from one of these shards. Then `poke` will not be called.
         """
         with self._lock:
             self._watched = None if self._can_claim(claims) else claims
             return self._watched is not None
 
     def unwatch(self) -> None:
-        """Undo `watch`, after the fetcher's wait in Redis."""
+        """Undo `watch`, after the fetcher has waited for wake-ups from Redis."""
         self._watched = None
 
     def enqueue(self, deliveries: Iterable[HeldDelivery]) -> int:
         """
-        Queue `deliveries` for slots.
+        Let `deliveries` wait for slots, and give them the free slots.
 
-        A message that must start at once is queued before an incomplete batch.
+        In a queue with batches, a message that must start at once is put before the other waiting messages.
 
         Returns:
             The number of threads that plain handlers can use now.
@@ -486,17 +498,18 @@ class Inflight:
 
     def next_plain(self, done: HandlerCall | None) -> HandlerCall | None:
         """
-        Free the slot of `done`; wait for the next plain call and mark it as started.
+        Free the slot of the ended call `done`. Then wait for the next call of a plain handler and mark it as started.
 
         Returns:
-            The call that this thread must run; None after `close`.
+            The handler call that this thread must run; None after `close`.
         """
         with self._lock:
             if done is not None:
                 self._finish((done,))
             while not (self._plain_calls or self.closed):
                 now = time.monotonic()
-                if self._batching:  # a batch may have lingered long enough before this thread could wait for it
+                # Before this thread began to wait, the linger time of a batch may have ended. Then start it now.
+                if self._batching:
                     self._give_slots()
                     if self._plain_calls:
                         break
@@ -504,7 +517,7 @@ class Inflight:
                 self._idle_threads += 1
                 try:
                     self._plain_call_ready.wait(linger)
-                finally:  # a time limit of the application may raise an exception in this thread
+                finally:  # the application may raise an exception in this thread, for example for its own time limit
                     self._idle_threads -= 1
                     self._waking = False
             if self.closed:
@@ -517,10 +530,11 @@ class Inflight:
 
     def next_async(self, done: Sequence[HandlerCall]) -> tuple[list[HandlerCall], float | None]:
         """
-        Free the slots of `done`, and mark all async calls with a slot as started.
+        Free the slots of the ended calls `done`, and mark all calls of coroutine handlers with a slot as started.
 
         Returns:
-            The calls that the event loop must run, and the seconds until a lingering batch may start, or None.
+            The handler calls that the event loop must run, and the seconds until a lingering batch may start; None
+            instead of the seconds if no batch lingers.
         """
         with self._lock:
             self._loop_called = True  # the caller is the event loop, so it needs no notification
@@ -536,7 +550,11 @@ class Inflight:
             return runs, self._linger(now, is_async=True)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
-        """From the queues for slots, remove the deliveries that have not started; return them, to be settled."""
+        """
+        Take back those of `deliveries` that have not started, so that they get no slot, and return them.
+
+        They are marked as `settling`, so the caller must settle them.
+        """
         with self._lock:
             waiting = [held for held in deliveries if not (held.started or held.settling)]
             if not waiting:
@@ -560,10 +578,10 @@ class Inflight:
 
     def note_loop(self, *, is_late: bool = False, is_blocked: bool = False) -> None:
         """
-        Store the state of the event loop.
+        Store whether the event loop is late or blocked.
 
-        While the loop is late, no messages are claimed for async handlers. While the loop is blocked, async calls get no
-        slots, and the slots of running async calls count as free.
+        While the loop is late, no messages are claimed for coroutine handlers. While it is blocked, coroutine handlers
+        get no slots, and the slots of running coroutine handlers count as free.
         """
         with self._lock:
             self._loop_late = is_late
@@ -579,7 +597,7 @@ class Inflight:
             self._notify_fetcher()
 
     def settled(self, deliveries: Iterable[HeldDelivery]) -> None:
-        """Remove settled deliveries."""
+        """Remove `deliveries` from this process, because they are settled."""
         with self._lock:
             for held in deliveries:
                 if held in self._deliveries:
@@ -589,17 +607,18 @@ class Inflight:
             self._notify_fetcher()
 
     def abandon(self, run: HandlerCall) -> None:
-        """Mark a call that exceeded its timeout as abandoned: a shutdown does not wait for it."""
+        """Mark a handler call that exceeded its timeout as abandoned, so that a shutdown does not wait for it."""
         with self._lock:
             if run in self._runs and not run.abandoned:
                 run.abandoned = True
-                # Messages of this call that may have killed a process do not count any more, so that others can run.
+                # Suspects of this call (messages that may have killed a process) do not count any more, so that other
+                # suspects can run.
                 self.queues[run.handler.queue_name].suspects.difference_update(run.deliveries)
                 self._changed.notify_all()
                 self._notify_fetcher()
 
     def close(self) -> None:
-        """Start no more calls."""
+        """Start no more handler calls, and end the waits of all threads."""
         with self._lock:
             self.closed = True
             self._take_back()
@@ -617,12 +636,12 @@ class Inflight:
             return self._changed.wait_for(lambda: all(run.abandoned for run in self._runs), timeout_seconds)
 
     def wait_until_ended(self, runs: Collection[HandlerCall], timeout_seconds: float) -> bool:
-        """Wait until the calls `runs` have ended; return whether all have ended."""
+        """Wait until the handler calls `runs` have ended; return whether all have ended."""
         with self._lock:
             return self._changed.wait_for(lambda: self._runs.keys().isdisjoint(runs), timeout_seconds)
 
     def wait_until_settled(self, timeout_seconds: float) -> bool:
-        """Wait until Redis has stored all outcomes; return whether it has stored them."""
+        """Wait until all outcomes are settled in Redis; return whether all are settled."""
         with self._lock:
             return self._changed.wait_for(lambda: not any(held.settling for held in self._deliveries), timeout_seconds)
 
@@ -632,24 +651,24 @@ class Inflight:
             return list(self._deliveries)
 
     def runs(self) -> list[HandlerCall]:
-        """Return the running calls."""
+        """Return the running handler calls."""
         with self._lock:
             return list(self._runs)
 
     @property
     def loop_is_used(self) -> bool:
-        """Whether async calls run or wait for slots."""
+        """Whether messages run on the event loop, or may need it when they get a slot."""
         return any((slots.is_async or slots.is_mixed) and slots.calls for slots in self.queues.values())
 
     def _can_claim(self, claims: Sequence[QueueClaims]) -> bool:
-        """Return whether any of `claims` could return messages, or the shutdown has begun."""
+        """Return whether a claim from a shard in `claims` could return messages, or the shutdown has begun."""
         return self.closed or (bool(claims) and any(map(QueueClaims.can_claim, claims, self._capacities(claims))))
 
     def _capacities(self, claims: Sequence[QueueClaims]) -> list[Capacity]:
         """
-        Return the capacity of each of `claims`.
+        Return how many messages this process can claim from each shard in `claims`.
 
-        Also store the number of queued messages at which the fetcher is notified again.
+        Also store in `_refill_at` at which number of queued messages the fetcher is notified to claim more.
         """
         free = self.concurrency
         is_busy = False
@@ -659,7 +678,8 @@ class Inflight:
             if not slots.stalled or slots.is_mixed:
                 free -= min(slots.limit, calls[name])
                 is_busy = is_busy or slots.running > 0
-        # Seconds since the last call started. If they exceed the average call time, `hold_limit` uses them instead.
+        # The seconds since the last handler call got a slot. If they exceed the average duration of a call,
+        # `hold_limit` uses them instead.
         standstill = time.monotonic() - self._slot_given_at if is_busy else 0.0
         self._refill_at = 0
         starves = False
@@ -691,9 +711,9 @@ class Inflight:
 
     def _give_slots(self) -> None:
         """
-        Give free slots to the calls that may start, the oldest claim first.
+        Give free slots to the handler calls that may start, the call with the oldest claim first.
 
-        The event loop is notified of async calls.
+        If a coroutine handler got a slot, notify the event loop.
         """
         now = time.monotonic()
         while not self.closed and self._free > 0 and self._slots_given < self.max_jobs:
@@ -743,7 +763,7 @@ class Inflight:
                 self._plain_call_ready.notify()
 
     def _take_back(self) -> None:
-        """Free the slots of calls that no thread or task has started, and queue their messages for a slot again."""
+        """Take the slots from calls that no thread or task has started; their messages wait for a slot again."""
         for calls in (self._plain_calls, self._async_calls):
             while calls:
                 deliveries = calls.pop()
@@ -758,7 +778,7 @@ class Inflight:
                 self._slots_given -= len(deliveries)
 
     def _finish(self, runs: Iterable[HandlerCall]) -> None:
-        """Free the slots of `runs` and give them to the next calls."""
+        """Free the slots of the ended calls `runs` and give these slots to the next calls."""
         is_slot_unused = False
         now = time.monotonic()
         for run in runs:
@@ -782,7 +802,7 @@ class Inflight:
             self._notify_fetcher()
 
     def _notify_fetcher(self) -> None:
-        """End the fetcher's wait if there may be more capacity."""
+        """End the fetcher's wait if this process may have room for more messages."""
         if self._fetcher_waits:
             self._fetcher_waits = False  # notify only once
             self._capacity_grew.notify()
