@@ -582,7 +582,7 @@ def _due(state: IdState, place: str, score_ms: float, now_ms: int) -> int | None
 
 
 def _places_scanned(keys: Keys, cursor: int, count: int) -> Command[tuple[int, list[tuple[str, str]]]]:
-    """Scan about `count` entries of `held`; return the next cursor, and the message key and message id of each entry."""
+    """Scan about `count` entries of `held`; return the next cursor, and the message key and id of each entry."""
 
     def read(reply: Any) -> tuple[int, list[tuple[str, str]]]:
         members = [id_text(member).partition("\0") for member in reply[1][::2]]

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from reliq.message import Duration
     from reliq.redis.session import Session
 
-#: Seconds between two checks whether a worker has published the message of a requested run.
+#: Seconds to sleep between two checks whether a worker has published the message of a periodic job.
 RUN_POLL_SECONDS = 0.1
-#: `resume_cron` counts at most this many skipped ticks in one call to Redis.
+#: `resume_cron` counts at most this many skipped ticks in one script call.
 TICKS_TOGETHER = 100_000
-#: The fields of a periodic job in the Redis hash `cron`; `reliq.schedule` describes them.
+#: The fields that each periodic job has in the Redis hash `cron`. The module `reliq.schedule` describes them.
 FIELDS = ("schedule", "seen", "former", "former_seen", "last", "ticked", "id", "missed", *SKIPS, "pause", "asked")
 
 
@@ -45,7 +45,7 @@ class CronReads(AdminBase):
         return crons_of(session, chosen(session, [self._queue(name).keys for name in names]).queues)
 
     def schedules(self, queue: str, *, prefix: str = "", limit: int = 1000) -> list[StoredSchedule]:
-        """Return the stored schedules of a queue, see `Queue.schedules`."""
+        """Return the stored schedules of a queue, with the arguments of `Queue.schedules`."""
         return run_blocking(_stored(self._queue(queue)).read(BLOCKING, prefix, limit))
 
 
@@ -89,13 +89,13 @@ class CronActions(AdminBase):
 
     def pause_cron(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
         """
-        Pause a periodic job: its ticks are skipped and counted until `resume_cron`.
+        Pause a periodic job: until `resume_cron`, its ticks (due runs) are skipped and counted.
 
         Args:
             queue: name of the queue.
             name: name of the periodic job.
             reason: why the job is paused, for other operators.
-            by: who pauses it; by default user@host.
+            by: name of the operator who pauses the job; by default user@host.
         """
         session = self._queue(queue)
         pause = pause_by(by, reason)
@@ -103,14 +103,14 @@ class CronActions(AdminBase):
         session.run(Command(("HSET", session.keys.cron, f"{name} pause", msgspec.json.encode(pause)), int))
 
     def resume_cron(self, queue: str, name: str) -> bool:
-        """Resume a periodic job; return whether it was paused. Ticks before this call stay skipped."""
+        """Resume a periodic job; return whether it was paused. Ticks during the pause are not run later."""
         session = self._queue(queue)
         cron, now_ms = _cron(session, name)
         counted = -1
-        # count the skipped ticks here, because perhaps no running worker counts them
+        # Count the ticks that were skipped during the pause, because perhaps no worker was running to count them.
         while cron.pause and cron.last != counted:
             counted = cron.last
-            # a schedule that this version cannot read has no next tick
+            # If this version of reliq cannot read the schedule, the next tick is None.
             schedule = None if cron.next is None else Schedule.parse(cron.schedule)
             if schedule and (ticks := schedule.ticks(cron.last, now_ms // 1000, most=TICKS_TOGETHER)):
                 skipped = transitions.Tick(name, cron.schedule, ticks[-1], cron.last, missed=len(ticks))
@@ -120,10 +120,10 @@ class CronActions(AdminBase):
 
     def delete_cron(self, queue: str, name: str) -> None:
         """
-        Delete the state of a periodic job that was removed from the code.
+        Delete the state that Redis stores for a periodic job, after you have removed the job from the code.
 
         Raises:
-            ConfigurationError: the queue has no such job, or a worker still has the job in its code.
+            ConfigurationError: the queue has no job of this name, or a worker still has the job in its code.
         """
         session = self._queue(queue)
         cron, _ = _cron(session, name)
@@ -136,31 +136,31 @@ class CronActions(AdminBase):
 
     def pause_schedule(self, queue: str, name: str, *, reason: str = "", by: str = "") -> None:
         """
-        Pause a stored schedule: its ticks are skipped until `resume_schedule`.
+        Pause a stored schedule: until `resume_schedule`, its ticks (due runs) are skipped.
 
         Args:
             queue: name of the queue.
             name: name of the schedule.
             reason: why the schedule is paused, for other operators.
-            by: who pauses it; by default user@host.
+            by: name of the operator who pauses the schedule; by default user@host.
 
         Raises:
-            ConfigurationError: the queue has no such schedule.
+            ConfigurationError: the queue has no schedule of this name.
         """
         pause = msgspec.json.encode(pause_by(by, reason))
         run_blocking(_stored(self._queue(queue), name).change(BLOCKING, "pause", name, pause))
 
     def resume_schedule(self, queue: str, name: str) -> bool:
-        """Resume a stored schedule; return whether it was paused. Ticks before this call stay skipped."""
+        """Resume a stored schedule; return whether it was paused. Ticks during the pause are not run later."""
         return run_blocking(_stored(self._queue(queue), name).resume(BLOCKING, name))
 
     def delete_schedule(self, queue: str, name: str) -> None:
-        """Delete a stored schedule; raise ConfigurationError if the queue has no such schedule."""
+        """Delete a stored schedule; raise ConfigurationError if the queue has no schedule of this name."""
         run_blocking(_stored(self._queue(queue), name).change(BLOCKING, "delete", name))
 
 
 def _stored(queue: QueueSession, name: str = "") -> StoredSchedules:
-    """Return the stored schedules of a queue; raise ConfigurationError if no schedule is called `name`."""
+    """Return an object that reads and changes stored schedules; raise ConfigurationError if there is no `name`."""
 
     async def ask(_driver: Driver, request: Any) -> Any:
         return queue.run(request)
@@ -174,9 +174,9 @@ def _stored(queue: QueueSession, name: str = "") -> StoredSchedules:
 
 def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronState]:
     """
-    Return the periodic jobs of queues, sorted by name.
+    Return the periodic jobs of `queues`, sorted by name.
 
-    Queues that Redis refuses to read are skipped.
+    If Redis refuses to read a queue, its jobs are omitted.
     """
     now_ms, *answers = session.try_all([commands.server_ms(), *map(cron_states, queues)])
     if isinstance(now_ms, Exception):
@@ -194,7 +194,7 @@ def crons_of(session: Session, queues: Sequence[Keys]) -> list[CronState]:
 
 def _cron(queue: QueueSession, name: str) -> tuple[CronState, int]:
     """
-    Return a periodic job and the server's time in ms.
+    Return the periodic job `name` of a queue, and the server's time in unix ms.
 
     Raises:
         ConfigurationError: the queue has no periodic job of this name.

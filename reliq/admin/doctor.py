@@ -40,9 +40,9 @@ class Finding:
     Attributes:
         name: name of the check.
         verdict: `ok`, `warning` or `bad`; or `unknown`, if the check was not possible.
-        what: the state that was found, in one line.
-        means: the consequence for the queues.
-        mend: what to do about it; empty if nothing needs to be done.
+        what: the state that the check found, in one line.
+        means: the consequence of this state for the queues.
+        mend: what to do about this state; empty if nothing needs to be done.
     """
 
     name: str
@@ -62,8 +62,8 @@ class DoctorReads(AdminBase):
         In a Cluster, all servers are checked.
 
         Args:
-            roles: roles for which the rights of this Redis user are checked too, for example `producer`.
-            queue: name of the queue whose Redis keys are used for this check; the queue need not exist.
+            roles: check also that this Redis user has the rights of these roles, for example `producer`.
+            queue: name of the queue on whose Redis keys the rights are checked; the queue need not exist.
         """
         session, address = self._session(), self._connection.address
         rights = {role: denied_commands(role, self.redis_keys(queue)) for role in check_roles(roles)}
@@ -103,9 +103,11 @@ def tls(address: Address) -> Finding:
 
 def merged(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
     """
-    Return the findings of several servers, grouped by check.
+    Return the findings of all servers, grouped by check.
 
-    Equal findings become a single finding. The text `what` of each finding lists its servers.
+    Args:
+        found: the findings of each server. If several servers have an equal finding, it is returned once, and its text
+            `what` lists these servers.
     """
     if len(found) == 1:
         return [finding for findings in found.values() for finding in findings]
@@ -131,7 +133,7 @@ NODE_PARAMETERS = ("cluster-require-full-coverage", "cluster-node-timeout")
 
 
 def _check_server(session: Session, rights: Mapping[Role, Call[list[str]]], *, is_node: bool) -> Iterator[Finding]:
-    """Yield the findings of one server, including rights that its Redis user lacks."""
+    """Read the facts and rights that the checks of one server need, and yield the findings."""
     told = [commands.server_facts("default"), *map(calls.parameter, PARAMETERS)]
     if is_node:
         told += [*map(calls.parameter, NODE_PARAMETERS), Command(("CLUSTER", "INFO"), read_facts)]
@@ -143,7 +145,7 @@ def _check_server(session: Session, rights: Mapping[Role, Call[list[str]]], *, i
         {name: value for one in answers[: len(told)] if isinstance(one, dict) for name, value in one.items()}
     )
     evaluated, *denied = answers[len(told) :]
-    # Ignore other errors: a managed Redis, for example, may refuse this script because the script has no keys.
+    # Ignore other errors of EVAL. For example, a managed Redis may refuse a script without keys.
     is_denied = "no permission" in str(evaluated) or "unknown command" in str(evaluated)
     if "producer" in rights and is_denied:
         yield Finding("eval", "ok", "this user may run loaded scripts only")
@@ -157,11 +159,11 @@ def _check_server(session: Session, rights: Mapping[Role, Call[list[str]]], *, i
 
 def check_facts(facts: Mapping[str, str]) -> Iterator[Finding]:
     """
-    Yield the findings of one server.
+    Check the facts of one server, and yield a finding for each check.
 
     Args:
         facts: values from INFO, CLUSTER INFO and CONFIG GET, by name. If a check needs a value that this user may not
-            read, the finding is `unknown`.
+            read, the verdict of its finding is `unknown`.
     """
     checks = {"version": _version, "eviction": _eviction, "memory": _memory, "persistence": _persistence}
     is_node = facts.get("cluster_enabled") == "1"
@@ -178,18 +180,19 @@ def check_facts(facts: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(name, "unknown", what, mend=mend)
 
 
-#: The result of a check: its verdict, then the texts `what`, `means` and `mend` of its `Finding`.
+#: The result of a check, as attributes of its `Finding`: `verdict`, `what`, `means` and `mend`.
 Outcome = tuple[CheckStatus, str, str, str]
 
-#: For each version the first patch release without the known security holes of the Lua engine: CVE-2024-46981 and
-#: CVE-2025-49844, 46817, 46818, 46819. Old versions that are missing here have no such release.
+#: For each version of Redis and Valkey, the first patch release without the known security holes of the Lua engine:
+#: CVE-2024-46981, CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819. Older versions that are not in
+#: this table have no such release.
 PATCHED = {
     "redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
 }
 NEAR_THE_LIMIT = 0.9
-#: Warn if the node timeout of a Cluster is longer than this many ms. After a primary fails, its queues are unavailable
-#: for this time.
+#: The doctor warns if the node timeout of a Cluster is longer than this many ms. After a primary fails, its queues are
+#: unavailable for the node timeout.
 NODE_TIMEOUT_MS = 5000
 
 
@@ -198,7 +201,7 @@ def _ok(what: str) -> Outcome:
 
 
 def _set(parameter: str, facts: Mapping[str, str]) -> str:
-    """Return a hint how to set a parameter; it names CONFIG SET only if this user may read CONFIG."""
+    """Return a hint how to set a parameter of Redis; it names CONFIG SET if this user may run CONFIG GET."""
     has_config = "appendfsync" in facts
     return f"CONFIG SET {parameter}, and in redis.conf" if has_config else f"set {parameter} {commands.PLACES}"
 
@@ -323,7 +326,7 @@ IDS_LOOKED_AT = 1000
 
 
 def _check_queues(session: Session) -> list[Finding]:
-    """Return a finding for each fault of a queue, or a single finding if no queue has a fault."""
+    """Check all registered queues; return a finding for each fault, or a single finding if there is no fault."""
     try:
         queues = chosen(session, ()).queues
     except (RedisRefusedError, RedisUnavailableError) as error:
@@ -331,8 +334,8 @@ def _check_queues(session: Session) -> list[Finding]:
         return [Finding("queues", "unknown", f"the queue registry cannot be read: {error}", mend=mend)]
     own = [keys for keys in queues if not keys.bare]
     fences = session.try_all([one for keys in own for one in witnesses(keys)])
-    # First read the fences (the shards' copies of the shard map), then the map. If the map changes between the two
-    # reads, the map that was read is newer than the fences. An older map would look lost.
+    # Read the fences (the shards' copies of the shard map) before the map. If the map changes between the two reads,
+    # it is then newer than the fences. A map that is older than a fence would look lost.
     read = zip(own, session.try_all([shard_map(keys) for keys in own]), strict=True)
     maps = {keys: answer if isinstance(answer, ShardMap) else None for keys, answer in read}
     faults = [*_lost_maps(maps, fences), *_strays(session, maps), *_keys_and_limits(session, queues)]
@@ -359,7 +362,7 @@ def _strays(session: Session, maps: Mapping[Keys, ShardMap | None]) -> Iterator[
     looks = session.try_all([calls.ids_scanned(keys, "retries_left", 0, IDS_LOOKED_AT) for keys, _ in sharded])
     after = session.try_all([shard_map(keys) for keys, _ in sharded])
     for (keys, map), look, then in zip(sharded, looks, after, strict=True):
-        # while the number of shards changes, shard 0 may contain messages of other shards
+        # While the number of shards changes, shard 0 may contain messages of other shards: skip such a queue.
         if isinstance(look, Exception) or then != map or map.was != map.n:
             continue
         if strays := [id for id in look[1] if home(id, map.n)]:
@@ -374,7 +377,7 @@ def _strays(session: Session, maps: Mapping[Keys, ShardMap | None]) -> Iterator[
 
 
 def _keys_and_limits(session: Session, queues: Sequence[Keys]) -> Iterator[Finding]:
-    """Yield a finding for each fault in the limits and message keys of queues."""
+    """Yield a finding for each queue whose limits are malformed, and for each queue with stuck message keys."""
     limits = session.try_all([calls.limit_fields(keys) for keys in queues])
     for keys, stored in zip(queues, limits, strict=True):
         if not isinstance(stored, dict) or not stored:

@@ -32,9 +32,9 @@ END_KINDS: tuple[EndKind, ...] = get_args(EndKind)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
 
-#: The fields of a filter for messages that have not ended.
+#: The fields of `Filter` that apply to messages that have not ended.
 _OF_MESSAGES = {"headers", "match", "key"}
-#: For each state of ended messages, the fields of its filter.
+#: For each state of ended messages, the fields of `Filter` that apply to its messages.
 _OF_ENDED = {
     "dead": _OF_MESSAGES | {"ids", "reason", "raised", "error", "older_than", "newer_than"},
     "ended": {"ids", "reason", "error", "older_than", "newer_than", "kind"},
@@ -42,7 +42,7 @@ _OF_ENDED = {
 
 
 def check_place(place: str, allowed: Sequence[Place] = PLACES) -> Place:
-    """Return the name of a state; raise ConfigurationError if it is not in `allowed`."""
+    """Return `place`, the name of a state; raise ConfigurationError if it is not in `allowed`."""
     check_is_one_of("state", place, allowed)
     return cast("Place", place)
 
@@ -61,9 +61,9 @@ class Filter:
         raised: class and source line of the exception, exactly as `DeadLetter.raised`; None for all, empty for dead
             letters without an exception.
         error: text that the last error must contain.
-        older_than, newer_than: least and most seconds since the message ended; None for no bound.
-        kind: how the message ended: `dead`, `expired`, `cancelled`, `purged` or `acked`; empty for all except
-            `acked` messages.
+        older_than, newer_than: lowest and highest number of seconds since the message ended; None for no bound.
+        kind: how the message ended: `dead`, `expired`, `cancelled`, `purged` or `acked`; empty for all messages that
+            were not acked.
 
     Raises:
         ConfigurationError: the reason or kind is unknown, or an age is not allowed.
@@ -106,12 +106,12 @@ class Filter:
     def chooses(self, header: Header, body: bytes) -> bool:
         """Return whether the filter matches a message with this header and body."""
         carries = self.headers.items() <= header.headers.items() and self.key in ("", header.key)
-        # the text as UTF-8, and with the escapes that some JSON encoders write
+        # Search for the text as UTF-8, and with the escapes that some JSON encoders write.
         spellings = (self.match.encode("utf-8", "surrogatepass"), json.dumps(self.match)[1:-1].encode())
         return carries and any(spelling in body for spelling in spellings)
 
     def chooses_letter(self, letter: DeadLetter) -> bool:
-        """Return whether a dead letter matches all fields except the ages, which `span` applies."""
+        """Return whether the filter matches a dead letter, apart from its age, for which `span` selects letters."""
         return (
             self.chooses_end(letter.id, "dead", letter.reason, letter.error)
             and self.raised in (None, letter.raised)
@@ -119,7 +119,7 @@ class Filter:
         )
 
     def chooses_end(self, id: str, kind: str, reason: str, error: str) -> bool:
-        """Return whether an ended message matches all fields except the ages, which `span` applies."""
+        """Return whether the filter matches an ended message, apart from its age, for which `span` selects messages."""
         return (
             (not self.ids or id in self.ids)
             and self.kind in ("", kind)
@@ -128,7 +128,7 @@ class Filter:
         )
 
     def span(self, now_ms: int) -> tuple[str, str]:
-        """Return the first and last stream id that `newer_than` and `older_than` allow."""
+        """Return the range of stream ids of messages whose age matches `newer_than` and `older_than`."""
         first = "-" if self.newer_than is None else f"{max(0, now_ms - round(self.newer_than * 1000))}"
         last = "+" if self.older_than is None else f"{max(0, now_ms - round(self.older_than * 1000))}"
         return first, last
@@ -138,14 +138,15 @@ EVERYTHING = Filter()
 
 
 def ignore(*_seen: Any) -> None:
-    """Do nothing: the default callback of methods that report progress."""
+    """Do nothing. This is the default callback of methods that report their progress."""
 
 
 def duration(text: str) -> float:
     """
-    Return a duration in seconds; raise ConfigurationError if its form is wrong.
+    Return the seconds of a duration that is written as a text, such as `10m`.
 
-    Valid forms: `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms`, or plain seconds.
+    Valid forms are `30s`, `10m`, `2h`, `1d`, `1h30m`, `250ms`, and a number of seconds without a unit. For other texts,
+    raise ConfigurationError.
     """
     parts = _PART.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
@@ -156,7 +157,7 @@ def duration(text: str) -> float:
 
 
 def headers_of(given: Sequence[str] | None) -> dict[str, str]:
-    """Return `NAME=VALUE` texts as a dict of headers; raise ConfigurationError for other texts."""
+    """Convert texts of the form `NAME=VALUE` to a dict of headers; raise ConfigurationError for other texts."""
     headers = {}
     for one in given or ():
         name, equals, value = one.partition("=")

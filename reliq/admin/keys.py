@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from reliq.lua.transitions import KeyQueue, KeyQueues
     from reliq.message import Duration
 
-#: One call reads at most this many message keys.
+#: One script call reads at most this many message keys.
 KEYS_LIMIT = 200
 #: Number of Redis keys in one step of a SCAN, which blocks Redis for less than a millisecond.
 STEP_KEYS = 1000
 
-#: For each name that `clear` accepts, its fields in the Redis hash `limits`. Clearing a rate also clears its burst.
+#: For each limit that `set_limits` can clear, the fields that it then removes from the Redis hash `limits`. Clearing a
+#: rate also removes its burst.
 FIELDS = {
     "ordered": ("ordered", "per_key"),
     "per_key": ("per_key",),
@@ -43,22 +44,22 @@ FIELDS = {
     "key_burst": ("key_burst",),
     "concurrency": ("concurrency",),
 }
-#: Clearing this name clears all weights; `weight:KEY` clears a single weight.
+#: With this name in `clear`, `set_limits` removes the weights of all message keys; with `weight:KEY`, of one key.
 WEIGHTS: Final = "key_weights"
-#: Fields of the hash `limits` that are not limits; only scripts use them.
+#: Fields of the Redis hash `limits` that are not limits. Only scripts use these fields.
 _OWN = frozenset({"on", "declared", "weighted", "walk"})
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
     """
-    A rate of a limit that several queues share, as the worker that started last declared the limit.
+    One rate of a limit that several queues share. Redis stores the rate that the last started worker declared.
 
     Attributes:
         rate: maximum number of messages that start per time unit, such as "500/m"; or their maximum total cost, such as
             "100000/m by cost".
-        burst: number or cost of the messages that may start together after a pause.
-        free: number or cost of the messages that may start now; 0 if workers have booked later starts.
+        burst: number of messages, or their total cost, that may start together after a pause.
+        free: number of messages, or their total cost, that may start now; 0 if workers have booked later starts.
     """
 
     name: str
@@ -68,11 +69,11 @@ class SharedLimit:
 
 
 class KeyReads(AdminBase):
-    """The methods that read the message keys of a queue, and its limits."""
+    """The methods that read the message keys and the limits of a queue."""
 
     def keys(self, queue: str, *, limit: int = 20) -> KeyQueues:
         """
-        Return the message keys with the most waiting messages, and totals of keys and messages.
+        Return the message keys with the most waiting messages, and the total numbers of keys and messages.
 
         Args:
             queue: name of the queue.
@@ -85,15 +86,15 @@ class KeyReads(AdminBase):
         return replace(queues, waiting=counts.waiting)
 
     def key(self, queue: str, key: str) -> KeyQueue:
-        """Return the waiting and running messages of one key, and why its messages wait."""
+        """Return the numbers of waiting and running messages of a message key, and why its messages wait."""
         session = self._queue(queue)
         return session.run(transitions.key_queues(session.keys, of=[check_key(key)])).largest[0]
 
     def each_key(self, queue: str) -> Iterator[KeyQueue]:
         """
-        Yield the keys that are throttled or have waiting or running messages, in any order.
+        Yield the message keys that are throttled or have waiting or running messages, in any order.
 
-        A key that does not change during the iteration is yielded exactly once.
+        A key whose state does not change during the iteration is yielded exactly once.
         """
         session = self._queue(queue)
         return (
@@ -104,13 +105,13 @@ class KeyReads(AdminBase):
         )
 
     def limits(self, queue: str) -> Limits:
-        """Return the limits now in effect: as a worker declared them, or as an operator changed them later."""
+        """Return the limits that are in effect now: declared by a worker, or changed later by an operator."""
         session = self._queue(queue)
         stored = session.run(calls.limit_fields(session.keys))
         return read_limits(queue, stored)
 
     def shared_limits(self) -> list[SharedLimit]:
-        """Return the rates of limits that queues share, sorted by name. Scan all Redis keys in short steps."""
+        """Return the rates of the limits that several queues share, sorted by name, by a scan of all Redis keys."""
         session = self._session()
         scan = partial(calls.keys_scanned, limit_key("*"), count=STEP_KEYS)
         keys = sorted({key for server in session.each().values() for some in server.scan(scan) for key in some})
@@ -138,9 +139,9 @@ class KeyActions(AdminBase):
         """
         Change the limits of a queue in use; return all limits now in effect.
 
-        The change takes effect within a second, or within some seconds with many keys. It stays in effect until the
-        limits in the workers' code change: the first worker with the new code then writes its limits. A new rate gets
-        its default burst if `burst` is not given.
+        The change takes effect within a second, or within some seconds if the queue has many message keys. It stays in
+        effect until you change the limits in the workers' code: the first worker with the new code then stores its
+        limits. If `rate` is given without `burst`, the burst is the default for this rate.
 
         Args:
             queue: name of the queue.
@@ -177,7 +178,7 @@ class KeyActions(AdminBase):
         run_blocking(known_shards.read(BLOCKING, for_seconds=PUBLISH_SECONDS))
         check_one_shard(known_shards)
         fields = {field: value for field, value in wanted.items() if stored.get(field) != value and field not in _OWN}
-        # the script `limit` removes a field with an empty value
+        # If the new value of a field is empty, the script `limit` removes the field.
         fields |= dict.fromkeys(stored.keys() - wanted.keys() - _OWN, "")
         if fields:
             session.run(transitions.limit(session.keys, fields))
@@ -208,10 +209,10 @@ class KeyActions(AdminBase):
 
 def read_limits(queue: str, stored: Mapping[str, str]) -> Limits:
     """
-    Return a queue's limits from the hash `limits`.
+    Return the limits of a queue from the fields of its Redis hash `limits`.
 
     Raises:
-        ConfigurationError: a value in the hash is invalid.
+        ConfigurationError: a value in the hash is invalid. The error names the command that removes the value.
     """
     try:
         return limits_of(stored)
@@ -222,10 +223,10 @@ def read_limits(queue: str, stored: Mapping[str, str]) -> Limits:
 
 def limits_of(stored: Mapping[str, str]) -> Limits:
     """
-    Return the limits in the fields of the hash `limits`; unknown fields are ignored.
+    Return the limits from the fields of the Redis hash `limits`; ignore unknown fields.
 
     Raises:
-        ConfigurationError: another program has written an invalid value.
+        ConfigurationError: a value is invalid, because another program wrote it.
     """
     ordered = stored.get("ordered") == "1"
     read = [
@@ -247,7 +248,7 @@ def limits_of(stored: Mapping[str, str]) -> Limits:
 
 
 def _rate(name: str, stored: Mapping[str, str]) -> str | None:
-    """Return a rate as text, in the shortest time unit that expresses it exactly; None if it is not set."""
+    """Return the rate in a field of the hash `limits` as text, such as "500/m"; None if the field is missing."""
     us = _number(name, stored)
     if not us:
         return None
@@ -260,7 +261,7 @@ def _rate(name: str, stored: Mapping[str, str]) -> str | None:
 
 
 def _number(name: str, stored: Mapping[str, str]) -> int | None:
-    """Return a field of the hash `limits` as a number; None if it is missing."""
+    """Return the number in a field of the hash `limits`; None if the field is missing."""
     text = stored.get(name, "")
     if not text:
         return None
