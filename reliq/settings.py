@@ -243,8 +243,8 @@ class QueueSettings:
         dead_letter_limit: how many dead letters are kept, up to 10,000,000. With 0, messages that fail for good are
             deleted. Default: 100,000.
         dead_letter_ttl: how long a dead letter is kept. Default: 7 days.
-        keep_completed: how many of the last acked messages Redis remembers, so that you can look them up, up to 100,000.
-            It always remembers the last 1,000 messages that ended in another way. Default: 0.
+        keep_completed: how many of the last acked messages Redis remembers for lookups, up to 100,000. It always
+            remembers the last 1,000 messages that ended in another way. Default: 0.
         durability: which replicas or disks must confirm a message before its publish returns. Default:
             `Durability.NONE`.
     """

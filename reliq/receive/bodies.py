@@ -1,4 +1,4 @@
-"""Read the bodies of claimed messages in calls of bounded size, for workers, `receive` and the testing kit."""
+"""Read the bodies of claimed messages, a limited number of bytes in each round trip to Redis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
 
 class Read(NamedTuple, Generic[E]):
-    """A call that reads the bodies of `group`, the first deliveries in the list `waiting`; in all about `size` bytes."""
+    """
+    A request to Redis that reads message bodies.
+
+    Attributes:
+        keys: the shard of the messages.
+        waiting: the deliveries of the shard whose bodies are not read yet.
+        group: the first deliveries of `waiting`, whose bodies this request reads.
+        size: about how many bytes the reply will have.
+        request: the script call or command for Redis.
+    """
 
     keys: Keys
     waiting: list[E]
@@ -32,19 +41,19 @@ class Read(NamedTuple, Generic[E]):
 
 class BodyReader(Generic[E]):
     """
-    Read message bodies with a bounded number of bytes in one round trip.
+    Read message bodies from Redis, a limited number of bytes in each round trip.
 
-    The first call returns small bodies, and only the sizes of large bodies. The next round trips read the large bodies,
-    as many as fit. A body larger than `max_body` is not read.
+    The first round trip returns small bodies, but only the sizes of large bodies. The next round trips read the large
+    bodies, as many as fit. A body larger than `max_body` is not read.
 
     Args:
         max_body: the largest allowed body in bytes, by queue name.
-        backoff_until: for each failing shard, the monotonic time until which no bodies are read from it.
-        expect: called with a queue name and the number of messages whose bodies fit in one round trip.
+        backoff_until: for each shard with failed reads, the monotonic time until which it is not read again.
+        expect: a function that gets the name of a queue and how many of its messages' bodies fit in a round trip.
 
     Attributes:
-        ready: deliveries with their bodies.
-        gone: deliveries whose bodies have expired in Redis.
+        ready: the deliveries whose bodies were read.
+        gone: the deliveries whose bodies have expired in Redis.
     """
 
     def __init__(
@@ -65,11 +74,11 @@ class BodyReader(Generic[E]):
         self.gone: list[E] = []
 
     def add(self, keys: Keys, deliveries: list[E]) -> None:
-        """Add claimed deliveries of a shard; the next reads include their bodies."""
+        """Add claimed deliveries of a shard, so that the next reads include their bodies."""
         self._unread.setdefault(keys, []).extend(deliveries)
 
     def next_reads(self) -> list[Read[E]]:
-        """Return the next reads for each shard, up to READ_BYTES in all; large bodies of known size come first."""
+        """Return the next reads of all shards, about READ_BYTES in all. Bodies of known size come first."""
         rest = READ_BYTES
         reads: list[Read[E]] = []
         for places in (self._sized, self._unread):
@@ -84,7 +93,11 @@ class BodyReader(Generic[E]):
         return reads
 
     def take(self, reads: Sequence[Read[E]], answers: Sequence[Any]) -> list[tuple[Read[E], Exception]]:
-        """Store the bodies from the answers to `reads`; return the failed reads. `next_reads` repeats failed reads."""
+        """
+        Store the bodies from the replies of Redis to `reads`; return the failed reads with their exceptions.
+
+        `next_reads` will repeat the failed reads.
+        """
         failures: list[tuple[Read[E], Exception]] = []
         for read, answer in zip(reads, answers, strict=True):
             if isinstance(answer, Exception):
@@ -106,7 +119,7 @@ class BodyReader(Generic[E]):
         return Read(keys, waiting, group, sum(held.size for held in group), commands.bodies(keys, ids))
 
     def _fill(self, keys: Keys, group: list[E], answer: list[FoundBody]) -> None:
-        """Store the bodies in their deliveries, and queue large bodies for the next read."""
+        """Store the bodies in the deliveries of `group`. If Redis returned only the size of a body, read it later."""
         name = keys.name
         now = time.monotonic()
         max_body = self._max_body[name]

@@ -1,4 +1,4 @@
-"""Implement `Queue.receive`: wait for messages, claim them, renew their leases and settle them."""
+"""The implementation of `Queue.receive`: wait for messages, claim them, renew their leases and settle them."""
 
 from __future__ import annotations
 
@@ -42,39 +42,43 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How often a shard is polled, in seconds; this bounds the delay after a lost wake-up.
+#: The interval between two polls of a shard, in seconds. So if a wake-up is lost, messages wait at most this long.
 EACH_SHARD_SECONDS = 1.0
-#: How often a shard is polled, in seconds, if another process watches it. The other process may have been killed.
+#: The same interval if another process watches the due times of the shard, because that process may have been killed.
 WATCHED_SHARD_SECONDS = 2.5
-#: The lease time in ms for polls. A poll is a claim with limit 0: it leases nothing, but needs a valid lease time.
+#: The lease time in ms that a listener sends with a poll. A poll is a claim with limit 0, which leases no messages but
+#: needs a valid lease time.
 _LEASE_MS = 1000
 #: How long a listener's thread waits for a wake-up before it starts its next step, in seconds.
 STEP_SECONDS = 1.0
 #: How long the listener keeps its connections after the last wait, in seconds.
 KEPT_SECONDS = 1.0
 
-#: How long `receive` retries while Redis is unavailable, in seconds, before it raises.
+#: How long `receive` retries while Redis is unavailable, in seconds, before it raises an exception.
 TAKE_SECONDS = 2.0
-#: How long a cancelled `areceive` waits until its messages are settled, in seconds. Settling goes on in the background.
+#: How long a cancelled `areceive` waits until its messages are settled, in seconds. Then it raises CancelledError, and
+#: the settling continues in the background.
 CANCELLED_SECONDS = 2.0
 
-#: The shard that has messages, as a tuple with one item; empty if the shard is not known.
+#: A wake-up: the shard that has messages, as a tuple with one item; an empty tuple if the shard is not known.
 Found = tuple["Keys", ...]
-#: A function that waits for the result of a listener's future. Its second argument is the time-out in seconds.
+#: A function that waits for the wake-up in a future of `Listener.enter`. Its second argument is the timeout in seconds.
 Wait = Callable[[Future[Found | None], float], Awaitable[None]]
 ANYWHERE: Found = ()
 
 
 class Listener:
     """
-    Wait for messages of a queue on behalf of all `receive` calls of a process.
+    Wait for messages of a queue, for all `receive` calls of this process.
 
-    It waits for wake-ups and due times of all shards, like a worker. Its thread runs while a caller waits. A wake-up
-    goes to the caller that has waited longest. If no caller waits any more, the wake-up goes back to Redis for another
-    process.
+    While at least one `receive` call waits, a thread waits for wake-ups and due times of all shards. A wake-up goes to
+    the `receive` call that has waited longest. If no `receive` call waits any more, the wake-up goes back to Redis for
+    another process.
 
     Args:
-        spares_leases: returns whether expired leases of a shard must not be reclaimed yet.
+        client: a blocking client, on whose connections the thread waits.
+        shards: the shards of the queue.
+        spares_leases: a function that returns whether expired leases of a shard must not be reclaimed yet.
     """
 
     def __init__(self, client: Client, shards: Shards, spares_leases: Callable[[Keys], bool]) -> None:
@@ -82,7 +86,7 @@ class Listener:
         self._shards = shards
         self._spares_leases = spares_leases
         self._name = token()
-        # The watcher of due times, and when to poll each shard next. Each new listener thread replaces both objects.
+        # The object that watches due times, and the time of each shard's next poll. Each new thread replaces both.
         self._scheduler: Scheduler
         self._look_at: dict[Keys, float]
         self._lock = threading.Lock()
@@ -94,11 +98,11 @@ class Listener:
 
     @property
     def watcher(self) -> str:
-        """The name by which this process watches due times in Redis; empty while the listener's thread does not run."""
+        """The name with which this process watches due times in Redis; empty while the thread does not run."""
         return self._name if self._thread else ""
 
     def note(self, keys: Keys, answer: ClaimAnswer) -> None:
-        """Store the next due time that a claim returned, if this process watches the shard."""
+        """Store the next due times of a shard from the result of a claim, if this process watches the shard."""
         self._scheduler.note(keys, answer, time.monotonic())
 
     def close(self) -> None:
@@ -111,7 +115,11 @@ class Listener:
             thread.join(KEPT_SECONDS)
 
     def enter(self) -> Future[Found | None]:
-        """Start to wait; return a future for the shard that has messages. Every caller must call `leave` afterwards."""
+        """
+        Start to wait for messages; return a future that gets the wake-up.
+
+        Each caller must call `leave` with this future afterwards.
+        """
         from reliq.worker.upkeep import Scheduler  # noqa: PLC0415  not needed to publish
 
         place: Future[Found | None] = Future()
@@ -123,14 +131,14 @@ class Listener:
                 self._look_at = look_at
                 run = partial(self._run, scheduler, look_at)
                 thread = threading.Thread(target=run, name="reliq-listener", daemon=True)
-                thread.start()  # if the thread cannot start, the next wait tries again
+                thread.start()  # if this raises, `_thread` stays None, and the next caller tries again
                 self._thread = thread
             self._waiting.append(place)
         self._poke()
         return place
 
     def leave(self, place: Future[Found | None]) -> Found | None:
-        """Stop waiting; return the wake-up if one has arrived, otherwise None."""
+        """Stop waiting with a future of `enter`; return its wake-up, or None if it has not arrived."""
         with self._lock:
             if place in self._waiting:
                 self._waiting.remove(place)
@@ -139,7 +147,7 @@ class Listener:
         return place.result()
 
     def _wake(self, found: Found) -> bool:
-        """Wake the caller that has waited longest; return False if no caller waits."""
+        """Give a wake-up to the `receive` call that has waited longest; return False if no call waits."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -148,7 +156,7 @@ class Listener:
             return True
 
     def _wake_all(self) -> None:
-        """Wake all callers: each caller then polls Redis, and raises the error if Redis is still unavailable."""
+        """Wake all waiting `receive` calls, so that each polls Redis, and raises if Redis is still unavailable."""
         while self._wake(ANYWHERE):
             pass
 
@@ -163,12 +171,13 @@ class Listener:
                             self._thread = None
                             break
                     self._step(tokens)
-                # This process stops watching due times. A wake token makes another process poll and watch the shard.
+                # This process stops watching due times. For each watched shard, send a wake-up, so that another process
+                # polls the shard and then watches it.
                 watched = [keys for keys in look_at if scheduler.watches(keys)]
                 with suppress(ReliqError):
                     self.client.run_all([commands.drop_watch(keys) for keys in watched])
                 tokens.pass_on(watched)
-                self._wake_all()  # callers that still wait after close() start a new thread
+                self._wake_all()  # `receive` calls that still wait after close() poll Redis, and start a new thread
         except Exception:
             logger.exception(
                 "receive: queue %s: the thread that waits for messages failed; it restarts at the next wait",
@@ -181,7 +190,7 @@ class Listener:
             self._wake_all()
 
     def _step(self, tokens: WakeTokens) -> None:
-        """Poll the shards whose poll is due, wait for a wake-up, and pass wake-ups to callers."""
+        """Poll the shards whose poll is due, wait for wake-ups, and give each wake-up to a waiting `receive` call."""
         with suppress(ReliqError):
             run_blocking(self._shards.refresh(BLOCKING, for_seconds=0.0))
         shards = self._shards.all
@@ -207,7 +216,9 @@ class Listener:
 
     def _look(self, shards: Sequence[Keys]) -> list[Keys]:
         """
-        Poll the shards whose poll is due, and watch due times if no process does; return the shards with messages.
+        Poll the shards whose poll is due; return the shards with messages.
+
+        If no other process watches the due times of a shard, this process watches them from now on.
 
         Raises:
             ReliqError: no shard could be polled.
@@ -241,8 +252,8 @@ class ReceivedJob(Effects, Generic[B]):
     """
     A message received with `Queue.receive`.
 
-    Call `ack`, `nack`, `reject`, `snooze` or `rate_limited` to answer it; the last call counts. Unanswered messages are
-    acked at the end of the block, or retried with backoff if the block raises.
+    In the `with` block, call `ack`, `nack`, `reject`, `snooze` or `rate_limited` to choose the outcome; the last call
+    counts. If you call none, the message is acked at the end of the block, or retried with backoff if the block raises.
 
     Attributes:
         id: the message id.
@@ -255,9 +266,9 @@ class ReceivedJob(Effects, Generic[B]):
         key: the message key; None without a key.
         token: the fencing token: larger in each later delivery of the message, and in an ordered queue larger than the
             tokens of all earlier messages with the same key. Let a store refuse writes with a smaller token.
-        lease_lost: whether the lease expired, so that another process may have the message.
+        lease_lost: whether the lease expired, so that another process may have received the message.
         cancelled: whether the message was cancelled after the claim; updated when the lease is renewed.
-        answer: the answer given so far; None means that the end of the block decides.
+        answer: the outcome that you have chosen; None if you have chosen none.
     """
 
     id: str
@@ -281,12 +292,12 @@ class ReceivedJob(Effects, Generic[B]):
         return self._kept_ms()
 
     def ack(self) -> None:
-        """Ack the message at the end of the block: it is finished."""
+        """Mark the message as finished; it is acked at the end of the block."""
         self.answer = Ack()
 
     def nack(self, *, delay: Duration | None = None, reason: str = "") -> None:
         """
-        Retry the message; without a retry left it becomes a dead letter.
+        Retry the message; if no retry is left, it becomes a dead letter.
 
         Args:
             delay: the time until the next delivery, in seconds or as a timedelta; None for the default backoff.
@@ -295,7 +306,7 @@ class ReceivedJob(Effects, Generic[B]):
         self.answer = Nack(delay=None if delay is None else seconds("delay", delay), reason=reason)
 
     def reject(self, *, reason: str = "") -> None:
-        """Make the message a dead letter at once; `reason` is stored for the operator."""
+        """Make the message a dead letter without a retry; `reason` is a text stored for the operator."""
         self.answer = Reject(reason=reason)
 
     def snooze(self, *, delay: Duration, reason: str = "") -> None:
@@ -315,8 +326,8 @@ class ReceivedJob(Effects, Generic[B]):
         Args:
             delay: the time until the next delivery, in seconds or as a timedelta.
             reason: a note for your own code; it is not stored.
-            max_delay: the longest allowed delay, in seconds or as a timedelta (3600); protects
-                from a delay given in milliseconds.
+            max_delay: the longest allowed delay, in seconds or as a timedelta (3600). It detects a delay that was given
+                in milliseconds by mistake.
 
         Raises:
             ConfigurationError: `delay` is longer than `max_delay`.
@@ -336,7 +347,7 @@ def poll(
     watcher: str = "",
     spread: int | None = None,
 ) -> list[Call[Any]]:
-    """Return the calls that poll a shard: move messages that are due or have expired leases, then claim."""
+    """Return the script calls that poll a shard: make due messages ready, reclaim expired leases, then claim."""
     return [
         transitions.promote(keys),
         transitions.reclaim(keys, spare_leases=spare_leases),
@@ -346,10 +357,10 @@ def poll(
 
 class Receiver(Generic[B]):
     """
-    State that all `receive` calls of a queue share in a process: shards, call numbers, outages, the listener.
+    The state that all `receive` calls of a queue share in this process, such as the listener and unavailable shards.
 
     Attributes:
-        is_shared: whether the queue has shared limits, so that only workers may claim.
+        is_shared: whether the queue has shared limits, which only workers enforce, so that `receive` is not allowed.
     """
 
     is_shared = False
@@ -367,7 +378,12 @@ class Receiver(Generic[B]):
         self._lock = threading.Lock()  # several threads may call `receive` at the same time
 
     def batch(self, *, limit: int, lease: Duration) -> LeaseBatch[B]:
-        """Return the batch of one `receive` call; raise ConfigurationError if limit or lease is not allowed."""
+        """
+        Return a new `LeaseBatch` for a `receive` call.
+
+        Raises:
+            ConfigurationError: `limit` or `lease` is not allowed, or the queue has shared limits.
+        """
         if self.is_shared:
             name = self.shards.first.name
             raise ConfigurationError(
@@ -384,7 +400,12 @@ class Receiver(Generic[B]):
             return self._listener
 
     async def write_limits(self, client: AnyClient) -> None:
-        """Write the declared limits at the first call; raise ConfigurationError if the queue has several shards."""
+        """
+        Write the limits that the queue declares to Redis, once in this process.
+
+        Raises:
+            ConfigurationError: the queue declares limits, but has several shards.
+        """
         if self._limits is None or self._has_written_limits:
             return
         keys = self.shards.first
@@ -397,7 +418,7 @@ class Receiver(Generic[B]):
         """
         Return whether expired leases of a shard must not be reclaimed yet.
 
-        Soon after an outage, the owners of the leases may still renew them.
+        Soon after an outage of Redis, the processes that own the leases may still renew them.
         """
         return keys in self._away or time.monotonic() < self._spare_until.get(keys, 0.0)
 
@@ -417,7 +438,7 @@ class LeaseBatch(Generic[B]):
     The messages of one `receive` call, from the claim until they are settled.
 
     Attributes:
-        jobs: the messages that the block gets.
+        jobs: the messages that the `with` block gets.
     """
 
     def __init__(self, receiver: Receiver[B], limit: int, handling: HandlerSettings) -> None:
@@ -440,7 +461,7 @@ class LeaseBatch(Generic[B]):
         self._cut: Callable[[], object] = lambda: None  # called to end the wait of a cancelled caller
 
     async def take(self, client: AnyClient, wait_seconds: float, wait: Wait) -> None:
-        """Claim messages and read their bodies; return the messages to the queue on an error."""
+        """Claim messages and read their bodies. If this fails, return the messages to the queue."""
         try:
             with self.noting_outages():
                 await self._claim(client, wait_seconds, wait)
@@ -451,12 +472,12 @@ class LeaseBatch(Generic[B]):
             raise
 
     def give_up(self) -> None:
-        """End the wait of a cancelled caller."""
+        """Stop waiting for messages, because the caller of `areceive` was cancelled."""
         self._is_given_up = True
         self._cut()
 
     async def release(self, client: AnyClient) -> None:
-        """Return the messages to the queue without using a retry; pass an unused wake-up to another process."""
+        """Return the messages to the queue without using a retry; send an unused wake-up back to Redis."""
         calls: list[Request[Any]] = []
         for keys in self._heard:
             calls += commands.push_wake_token(keys)
@@ -465,7 +486,12 @@ class LeaseBatch(Generic[B]):
             await self._end(client, [Settlement(Delivery(one)) for one in self._claimed], 0.0)
 
     async def renew(self, client: AnyClient, pause: Callable[[float], Awaitable[bool | None]]) -> None:
-        """Renew the leases until `pause` returns True or this task is cancelled: both mean that the block has ended."""
+        """
+        Renew the leases of the messages until the `with` block has ended.
+
+        `pause` waits between two renewals, and returns True when the block has ended. Alternatively, the caller cancels
+        this task.
+        """
         while self.jobs and not await pause(self._lease_seconds / 3):
             held = [
                 held.delivery.claimed for job, held in zip(self.jobs, self._held, strict=True) if not job.lease_lost
@@ -476,9 +502,10 @@ class LeaseBatch(Generic[B]):
 
     async def settle(self, client: AnyClient, error: BaseException | None) -> None:
         """
-        Settle all messages in one round trip: unanswered messages are acked, or nacked after an error of the block.
+        Settle all messages in one round trip.
 
-        Calls are repeated while Redis is unavailable. If other errors occur, the first error is raised.
+        If the user chose no outcome for a message, ack it, or nack it if the `with` block raised `error`. While Redis
+        is unavailable, retry for a limited time. At the end, raise the first error of Redis, if any.
         """
         unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
         for job, held in zip(self.jobs, self._held, strict=True):
@@ -510,7 +537,7 @@ class LeaseBatch(Generic[B]):
             raise
 
     async def _claim(self, client: AnyClient, wait_seconds: float, wait: Wait) -> None:
-        """Poll until messages are claimed, the time is over, or the caller is cancelled."""
+        """Poll until messages are claimed, `wait_seconds` are over, or the caller is cancelled."""
         self._begin()
         await self._receiver.write_limits(client)
         until = time.monotonic() + wait_seconds
@@ -521,11 +548,11 @@ class LeaseBatch(Generic[B]):
                 self._claimed or self._is_given_up or rest <= 0 or not await self._listen(rest, wait)
             ):
                 break
-        # Redis has answered the last call, so another `receive` can continue this call sequence (lane).
+        # Redis has replied to the last script call, so another `receive` call may use this sequence of call numbers.
         self._receiver.lanes.give_back(self._call_number)
 
     def _begin(self) -> None:
-        """Choose the shard to claim from first, and list the other shards, by the current shard map."""
+        """Choose the shard to claim from first. The shard map may have changed, so list the other shards again."""
         shards = self._receiver.shards
         self._listener = self._receiver.listener()
         self._is_wide = False
@@ -534,11 +561,15 @@ class LeaseBatch(Generic[B]):
 
     async def _poll(self, client: AnyClient) -> bool:
         """
-        Claim messages from a shard; return whether the caller must poll again immediately. Raise errors of Redis.
+        Claim messages from a shard; return whether the caller must poll again immediately.
 
         If the shard is empty, the next poll also counts the messages of the other shards, and the poll after it claims
-        from the fullest shard. If messages were moved or dropped, poll the same shard again. Skip unavailable shards;
-        raise if no shard is left.
+        from the fullest shard. If the scripts moved or dropped messages, poll the same shard again. Skip unavailable
+        shards.
+
+        Raises:
+            RedisUnavailableError: no shard is available, or the shard of the claimed messages failed.
+            RedisRefusedError: Redis refused a script call.
         """
         receiver = self._receiver
         polled = [self._keys, *self._others] if self._is_wide else [self._keys]
@@ -574,7 +605,8 @@ class LeaseBatch(Generic[B]):
             behind[keys] = claim.behind
             moved = promoted[0] + len(reclaimed.overdue) + len(reclaimed.again)
             has_moved = has_moved or (moved > 0 and not claim.behind)
-            # A claim may drop cancelled messages and return none. If fewer messages are left than before, poll again.
+            # A claim may only drop cancelled messages, and return none. So if fewer messages are left than at the last
+            # poll, poll again.
             has_moved = has_moved or (keys is self._keys and 0 < claim.behind < (self._left.get(keys) or math.inf))
             self._left[keys] = claim.behind
         receiver.away(away)
@@ -601,7 +633,7 @@ class LeaseBatch(Generic[B]):
         return True
 
     async def _listen(self, seconds: float, wait: Wait) -> bool:
-        """Wait for a shard with messages and choose it for the next poll; return False after `seconds`."""
+        """Wait for a wake-up, and choose its shard for the next poll; return False if none arrives in `seconds`."""
         place = self._listener.enter()
         self._cut = partial(self._listener.leave, place)
         try:
@@ -618,7 +650,7 @@ class LeaseBatch(Generic[B]):
         return found is not None
 
     async def _read(self, client: AnyClient) -> None:
-        """Read the bodies and fill `jobs`; settle messages with missing or undecodable bodies."""
+        """Read and decode the bodies, and fill `jobs`. Settle messages whose bodies have expired or do not decode."""
         keys = self._keys
         settings = self._receiver.settings
         claimed = [Settlement(Delivery(one)) for one in self._claimed]
@@ -650,7 +682,7 @@ class LeaseBatch(Generic[B]):
             self._held.append(held)
             self.jobs.append(ReceivedJob(one.id, body, delivery.attempt, one.left, due, header.headers, *known))
         await self._end(client, [held for held in claimed if held.outcome is not RELEASED], TAKE_SECONDS)
-        for event in undecodable:  # the block does not get undecodable messages
+        for event in undecodable:  # these messages are not in `jobs`
             logger.warning(
                 "receive: queue %s: message %s: cannot decode the body, so the message is retried with backoff: %s",
                 event.queue,
@@ -660,13 +692,13 @@ class LeaseBatch(Generic[B]):
         notify(client.observers, undecodable)
 
     def _note_settled(self, answer: Settled) -> None:
-        """Set `lease_lost` and `cancelled` of the jobs from the answer to a renewal or settlement."""
+        """Set `lease_lost` and `cancelled` of the jobs from the result of a script that renews or settles them."""
         for job in self.jobs:
             job.lease_lost = job.lease_lost or job.id in answer.lost
             job.cancelled = job.cancelled or job.id in answer.cancelled
 
     async def _end(self, client: AnyClient, unsettled: list[Settlement], for_seconds: float) -> None:
-        """Settle messages that the block does not get, such as undecodable messages."""
+        """Settle messages that are not in `jobs`, for example messages with undecodable bodies."""
         while unsettled:
             calls = settlement.calls(self._keys, self._receiver.settings, unsettled)
             unsettled = []
@@ -674,13 +706,14 @@ class LeaseBatch(Generic[B]):
                 unsettled += settlement.unsettled(piece, await client.run(call, for_seconds=for_seconds))
 
 
-#: Tasks that settle or return the messages of cancelled callers. An event loop alone does not keep a task alive.
+#: The asyncio tasks that settle messages, or return them to the queue. This set keeps the tasks alive, because an event
+#: loop has only weak references to its tasks.
 _settlings: set[asyncio.Task[None]] = set()
 
 
 @contextmanager
 def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iterator[list[ReceivedJob[B]]]:
-    """Claim messages, renew their leases in a thread while the block runs, and settle them."""
+    """Claim messages, renew their leases in a thread while the `with` block runs, and settle them afterwards."""
     over = threading.Event()
 
     async def wait(place: Future[Found | None], seconds: float) -> None:
@@ -712,12 +745,13 @@ def receiving(client: Client, batch: LeaseBatch[B], wait_seconds: float) -> Iter
 async def areceiving(
     client: AnyClient, batch: LeaseBatch[B], wait_seconds: float
 ) -> AsyncIterator[list[ReceivedJob[B]]]:
-    """Async version of `receiving`. If the block keeps the event loop busy for a whole lease, the leases expire."""
+    """Async version of `receiving`. If the block blocks the event loop for the whole lease time, the leases expire."""
 
     async def wait(place: Future[Found | None], seconds: float) -> None:
         await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(place)), seconds)
 
-    # Shield the claim from cancellation: if Redis runs the claim, the messages must be returned to the queue.
+    # Shield the claim from cancellation. Redis may run a claim that was already sent; then the messages must be
+    # returned to the queue.
     taking = asyncio.ensure_future(batch.take(client, wait_seconds, wait))
     try:
         await asyncio.shield(taking)
@@ -740,12 +774,16 @@ async def areceiving(
         raise
     finally:
         renewer.cancel()
-        # Shield the settling from cancellation: unsettled messages would be redelivered when their leases expire.
+        # Shield the settling from cancellation. Otherwise the messages would be redelivered when their leases expire.
         await _completed(batch.settle(client, error))
 
 
 async def _completed(work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`. If the caller is cancelled, even repeatedly as by anyio, `work` continues in the background."""
+    """
+    Await `work`. If the caller is cancelled, `work` continues in the background.
+
+    anyio cancels a task repeatedly, which also has no effect on `work`.
+    """
     task = asyncio.create_task(work)
     _settlings.add(task)
     task.add_done_callback(_settlings.discard)
