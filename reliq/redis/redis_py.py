@@ -1,4 +1,4 @@
-"""redis-py, imported at its first use: its import takes longer than all of reliq."""
+"""Import redis-py at its first use, because its import takes longer than the import of reliq itself."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ else:
             import redis.asyncio  # noqa: PLC0415
 
             value = getattr(redis, name)
-            setattr(self, name, value)  # later uses of this name do not call this function
+            setattr(self, name, value)  # the next use of this name does not call `__getattr__`
             return value
 
     redis = _RedisPy()

@@ -1,7 +1,7 @@
 """
-The connections of a process to each Redis that it uses, and their pools.
+Connection pools and transports: all parts of a process that use the same Redis share them.
 
-A pool is bounded, has timeouts and no hidden retries, and returns replies as bytes.
+Each pool has a maximum size and timeouts. Its connections do not retry commands, and return replies as bytes.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from reliq.redis.url import (
 
 URL_VARIABLE = "RELIQ_URL"
 CONNECT_SECONDS = 2.0
-#: A publish retries for this many seconds while Redis is unavailable.
+#: While Redis is unavailable, a publish is retried for this many seconds.
 PUBLISH_SECONDS = 2.0
-#: A publish waits this many seconds for one reply: two tries that time out fit into PUBLISH_SECONDS.
+#: A publish waits at most this many seconds for a reply. So two tries that time out fit into PUBLISH_SECONDS.
 PUBLISH_TIMEOUT_SECONDS = 0.9
-#: A worker waits at most this many seconds for one reply. Some commands block for a second, and Redis may be slow.
+#: A worker waits at most this many seconds for a reply. Some of its commands block for a second, and Redis may be slow.
 WORKER_TIMEOUT_SECONDS = 5.0
 
 
 def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: str = "") -> Any:
-    """Return a blocking or asyncio pool of redis-py for `target`, or for one node of it as HOST:PORT."""
+    """Create a redis-py pool for `target`, or for one node (HOST:PORT) of the Cluster `target`."""
     module: Any = redis.asyncio if asynchronous else redis
     theirs = settings(target)
     ours: dict[str, Any] = {
@@ -85,9 +85,9 @@ def pool(target: Target, timeout_seconds: float, *, asynchronous: bool, node: st
 
 def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
     """
-    Return only the settings that connections of the class `kind` accept.
+    Return only the settings that the connection class `kind` of redis-py accepts.
 
-    Blocking and asyncio connections differ in a few TLS settings.
+    Blocking and asyncio connections accept different TLS settings.
     """
     makers: list[Any] = [vars(base).get("__init__") for base in kind.__mro__]
     known = {name for maker in makers if maker for name in inspect.signature(maker).parameters}
@@ -95,12 +95,12 @@ def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class _LoopTransports:
-    """The transports of one event loop, one for each timeout. They are closed when the loop ends."""
+    """The transports of one event loop, one transport for each timeout. They are closed when the loop ends."""
 
     def __init__(self) -> None:
         self.by_timeout: dict[float, Transport] = {}
         self.end = self._until_the_loop_ends()
-        # Start the generator: when an event loop ends, it closes only asynchronous generators that were started.
+        # Run the generator to its `yield`, because an event loop that ends closes only generators that were started.
         with suppress(StopIteration):
             self.end.__anext__().send(None)
 
@@ -116,31 +116,38 @@ class _LoopTransports:
 
 class Connection:
     """
-    The transports of this process to one Redis: for each timeout, one for blocking code and one per event loop.
+    The transports of this process to one Redis.
+
+    For each reply timeout, there is one transport for blocking code and one transport for each event loop.
 
     Attributes:
-        clock: returns the time for scripts on this Redis, in unix microseconds; None means Redis' own clock.
-        named: for each queue, the monotonic time at which this process must write it to the queue registry again.
-        maps: the `KnownMap` of each queue, shared by all objects of this process that use this Redis.
+        clock: returns the current time for scripts, in unix microseconds; None if scripts use the clock of Redis.
+        named: for each queue, the monotonic time at which this process must write the queue to the queue registry
+            again.
+        maps: the `KnownMap` (shard map) of each queue, shared by all objects of this process that use this Redis.
     """
 
     def __init__(self, target: Target, clock: Clock | None = None) -> None:
         self.clock = clock
         self._url = target if isinstance(target, str) else ""
-        # A weak reference: when the application drops the client, the client and this connection are freed.
+        # A weak reference, so that this object does not keep the application's redis-py client in memory.
         self._client = None if isinstance(target, str) else weakref.ref(target)
         self.named: dict[str, float] = {}
         self.maps: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._blocking: dict[float, Transport] = {}
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTransports] = weakref.WeakKeyDictionary()
-        #: The servers whose version and kind were checked: nodes of a Cluster, or an empty text for a single server.
+        #: The servers whose version and kind were checked: addresses of Cluster nodes, or an empty text for a single
+        #: server.
         self._checked: set[str] = set()
 
     @classmethod
     def to(cls, target: Target | None) -> "Connection":
         """
-        Return the connection for a URL or a redis-py client, which all callers in this process share.
+        Return the connection to a Redis. For the same `target`, all callers in this process get the same object.
+
+        Args:
+            target: a URL or a redis-py client; None for the URL in RELIQ_URL.
 
         Raises:
             ConfigurationError: `target` is None and RELIQ_URL is not set, or reliq cannot use `target`.
@@ -149,24 +156,24 @@ class Connection:
         return _shared.connection(chosen)
 
     def anew(self) -> "Connection":
-        """Return a new connection to the same Redis, with its own transports."""
+        """Create another connection to the same Redis, with its own transports."""
         return Connection(self._target(), self.clock)
 
     @property
     def name(self) -> str:
-        """The URL without its password, or the kind of client."""
+        """The URL of this Redis without its password, or the class name of the redis-py client."""
         return shown(self._target())
 
     @property
     def address(self) -> Address:
-        """The hosts, database and kind of the connection, from the URL or the client."""
+        """The hosts and the database of this Redis, taken from the URL or the redis-py client."""
         return address(self._target())
 
     def wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Transport:
         """
         Return the transport for blocking code that waits at most `timeout_seconds` for a reply.
 
-        A Cluster has one transport for all timeouts.
+        For a Cluster, all timeouts have the same transport.
         """
         if transport := self._blocking.get(timeout_seconds):
             return transport
@@ -174,34 +181,34 @@ class Connection:
             return self._transport(BLOCKING, self._blocking, timeout_seconds)
 
     def async_wire(self, timeout_seconds: float = PUBLISH_TIMEOUT_SECONDS) -> Transport:
-        """Return the transport for the running event loop, see `wire`; its connections close when the loop ends."""
+        """Return the transport for the running event loop, see `wire`. It is closed when the loop ends."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._loops:
-                # Drop the transports of closed loops. Such a loop was closed without `shutdown_asyncgens`.
+                # Drop the transports of event loops that were closed without `shutdown_asyncgens`.
                 for closed in [known for known in self._loops if known.is_closed()]:
                     del self._loops[closed]
                 self._loops[loop] = _LoopTransports()
             return self._transport(ASYNCIO, self._loops[loop].by_timeout, timeout_seconds)
 
     def close(self) -> None:
-        """Close the blocking connections; the next use opens them again."""
+        """Close the connections of blocking code. Their next use opens them again."""
         with self._lock:
             transports = list(self._blocking.values())
-        if servers := self.__dict__.get("_servers"):  # `_servers` is a cached property; do not compute it here
+        if servers := self.__dict__.get("_servers"):  # do not compute the cached property `_servers`
             servers.close()
         for transport in transports:
             run_blocking(transport.close())
 
     async def aclose(self) -> None:
-        """Close the running event loop's connections."""
+        """Close the connections of the running event loop."""
         with self._lock:
             ours = self._loops.pop(asyncio.get_running_loop(), None)
         if ours:
             await ours.end.aclose()
 
     def _transport(self, driver: Driver, known: dict[float, Transport], timeout_seconds: float) -> Transport:
-        """Return the transport for a timeout, creating it if necessary; the caller holds the lock."""
+        """Return the transport for a timeout from `known`, or create it. The caller must have the lock."""
         if timeout_seconds not in known:
             if self._servers is None:
                 made: Transport = self._connections_to(driver, "", timeout_seconds)
@@ -219,12 +226,12 @@ class Connection:
 
     @cached_property
     def _servers(self) -> Servers | None:
-        """The nodes of a Cluster and their states; None for a single server."""
+        """The nodes of the Cluster; None if this Redis is a single server."""
         nodes = seeds(self._target())
         return Servers(nodes, self._ask) if nodes else None
 
     def _ask(self, node: str, commands: Sequence[Sequence[str]]) -> list[Any]:
-        """Connect to a node and return the replies to `commands`; a refused command has the exception as reply."""
+        """Open a connection to a node, and return the replies to `commands`. An error reply is an exception."""
         server = self._connections_to(BLOCKING, node, SERVER_SECONDS)
         try:
             return run_blocking(server.exchange(commands))
@@ -242,10 +249,10 @@ class Connection:
 
 class _Connections:
     """
-    The connections of this process.
+    The `Connection` objects of this process, one for each URL and redis-py client.
 
     Attributes:
-        only: the connection that replaces every URL and client while connections are redirected; otherwise None.
+        only: inside a `redirected` block, the connection that is used for all URLs and clients; otherwise None.
     """
 
     def __init__(self, only: Connection | None = None) -> None:
@@ -255,11 +262,11 @@ class _Connections:
         self._by_client: weakref.WeakKeyDictionary[RedisClient, Connection] = weakref.WeakKeyDictionary()
 
     def anew(self) -> Self:
-        """Return new connections for a process that was forked from this process."""
+        """Create the object for a forked child. If `only` is set, the child gets a new connection to the same Redis."""
         return type(self)(self.only.anew() if self.only else None)
 
     def connection(self, target: Target) -> Connection:
-        """Return the connection to `target`; `target` is checked at the first call."""
+        """Return the connection to `target`. The first use of a `target` checks it and creates the connection."""
         if self.only:
             return self.only
         if isinstance(target, str) and (connection := self._by_url.get(target)):
@@ -277,18 +284,19 @@ class _Connections:
 
 _shared = _Connections()
 _of_parents: list[_Connections] = []
-#: Identifies the current connections. A fork or a redirection of connections replaces this object. Code that keeps a
-#: transport compares `epoch` before each use, and gets a new transport if `epoch` was replaced.
+#: Identifies the current connections. A fork replaces it by a new object, and so do the begin and the end of
+#: `redirected`. Code that keeps a transport compares `epoch` before each use, and gets a new transport if it changed.
 epoch = object()
-#: Whether `redirected` has removed the application's RELIQ_URL; the error message for a missing URL then mentions it.
+#: Whether `redirected` has removed the application's RELIQ_URL. If so, the error message for a missing URL explains it.
 _is_withheld = False
 
 
 def _start_over() -> None:
     """
-    Give a forked child its own connections.
+    Let a forked child open its own connections.
 
-    The parent's connections stay referenced, because collecting them in the child could disturb the parent.
+    The child keeps references to the parent's connections. If the child collected them as garbage, it could disturb the
+    parent's use of the same sockets.
     """
     global _shared, epoch  # noqa: PLW0603  the epoch belongs to the process, like the connections
     _of_parents.append(_shared)
@@ -302,10 +310,10 @@ os.register_at_fork(after_in_child=_start_over)
 @contextmanager
 def redirected(connection: Connection) -> Iterator[None]:
     """
-    Within the block, use `connection` for every URL and client in this process and its forks.
+    Inside the `with` block, use `connection` for all URLs and redis-py clients in this process and its forks.
 
-    RELIQ_URL has the URL of `connection`, for spawned child processes. After the block, RELIQ_URL is removed and not
-    restored, so that a thread that outlives the block cannot reach the real Redis.
+    RELIQ_URL is set to the URL of `connection`, for spawned child processes. After the block, RELIQ_URL is not restored
+    but removed, so that a thread that outlives the block cannot use the real Redis.
     """
     global _shared, _is_withheld, epoch  # noqa: PLW0603  the epoch belongs to the process, like the connections
     before = _shared
@@ -322,7 +330,7 @@ def redirected(connection: Connection) -> Iterator[None]:
 
 
 def default_url() -> str:
-    """Return RELIQ_URL, which must be set; there is no default server."""
+    """Return the URL in RELIQ_URL. Raise ConfigurationError if it is not set, because there is no default server."""
     if _shared.only:
         return _shared.only.name
     url = os.environ.get(URL_VARIABLE)
@@ -336,7 +344,7 @@ def default_url() -> str:
 
 
 def check_slots(target: Target | None, layout: Layout) -> None:
-    """Raise ConfigurationError if `target` is a Cluster, but in this layout the keys of a queue have different slots."""
+    """Raise ConfigurationError if `target` is a Cluster, and `layout` puts the keys of a queue into several slots."""
     if target is not None and seeds(target) and not layout.is_in_one_slot:
         raise ConfigurationError(
             f"in the layout {layout} a queue's keys are in several slots, so a Redis Cluster cannot have the queue; "

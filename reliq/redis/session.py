@@ -1,4 +1,4 @@
-"""Sessions with one Redis for tools and maintenance; requests are retried for `PATIENCE_SECONDS`."""
+"""Sessions with one Redis, for commands of operators and for maintenance."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from reliq.redis.cluster import Transport
     from reliq.redis.commands import Clock, Request, T
 
-#: A request is retried for this many seconds while Redis is unavailable.
+#: While Redis is unavailable, sessions retry a request for this many seconds.
 PATIENCE_SECONDS = 2.0
 
 
 class Session:
     """
-    One Redis, for operators' commands.
+    Sends the requests of an operator's command to one Redis, and retries them for PATIENCE_SECONDS.
 
     Attributes:
-        client: the client that makes the requests.
+        client: the client that sends the requests.
     """
 
     def __init__(self, wire: Transport, clock: Clock | None = None) -> None:
@@ -34,33 +34,33 @@ class Session:
         self._clock = clock
 
     def each(self, *, replicas: bool = False) -> dict[str, Session]:
-        """Return sessions by server name: for each server and, if `replicas` is true, for each replica."""
-        [answer] = self.try_all([commands.server_ms()])  # the first request reads the servers of a Cluster
+        """Return a session for each primary, by server name. If `replicas` is true, add a session for each replica."""
+        [answer] = self.try_all([commands.server_ms()])  # for a Cluster, this request also reads its nodes
         if isinstance(answer, RedisUnavailableError | LoginError):
             raise answer
         return {name: Session(wire, self._clock) for name, wire in self._wire.each(replicas=replicas).items()}
 
     def server_of(self, key: str) -> str:
-        """Return the name of the server with `key`; an empty text if the server does not answer."""
+        """Return the name of the server that has the Redis key `key`; an empty text if the server does not answer."""
         try:
             return self._wire.node_for(key).server
         except NotSentError:
             return ""
 
     def run(self, request: Request[T]) -> T:
-        """Make a request; raise the error if Redis refuses it or is unavailable."""
+        """Run a request and return its result. Raise the error if Redis refuses the request or is unavailable."""
         return self.client.run(request, for_seconds=PATIENCE_SECONDS)
 
     def run_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        """Make requests in one round trip; raise the first error."""
+        """Run requests in one round trip and return their results. If some of them fail, raise the first error."""
         return raise_first(self.try_all(requests))
 
     def try_all(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        """Make requests in one round trip; a refused request has the exception as its answer."""
+        """Run requests in one round trip and return their results. The result of a refused request is its exception."""
         return self.client.run_all(requests, for_seconds=PATIENCE_SECONDS)
 
     def read_each(self, requests: Sequence[Request[T]], instead: T) -> list[T]:
-        """Make requests in one round trip; the answer for a key of the wrong type is `instead`."""
+        """Run requests in one round trip. If a Redis key has the wrong type, the result of its request is `instead`."""
         answers = self.try_all(requests)
         for at, answer in enumerate(answers):
             if isinstance(answer, WrongKeyTypeError):
@@ -70,14 +70,14 @@ class Session:
         return answers
 
     def scan(self, step: Callable[[int], Request[tuple[int, T]]]) -> Iterator[T]:
-        """Iterate like SCAN and yield each result. `step(cursor)` returns the next request; the first cursor is 0."""
+        """Iterate with a cursor as in SCAN, and yield each result. `step(cursor)` creates the request for a cursor."""
         at = -1
         while at:
             at, found = self.run(step(max(0, at)))
             yield found
 
     def version(self) -> ServerVersion:
-        """Return the version of the server; its numbers are empty if the server hides its version."""
+        """Read the version of the server. If Redis refuses INFO, the `numbers` of the version are empty."""
         try:
             facts = self.run(commands.server_facts("server"))
         except RedisRefusedError:
