@@ -634,8 +634,8 @@ def ignore_stops() -> None:
     """
     Ignore stop signals from now on, because the process is about to end by itself.
 
-    Otherwise Python would restore the default signal handlers at its exit. A signal could then kill the process although
-    it has finished its work, and its exit code would be wrong.
+    Otherwise Python would restore the default signal handlers at its exit. A signal could then kill the process
+    although it has finished its work, and its exit code would be wrong.
     """
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,8 @@
-"""Data classes of messages. Objects created for each message are `msgspec.Struct`s, ten times cheaper than dataclasses."""
+"""
+Classes for messages, receipts, results of handlers and the status of messages and queues.
+
+Classes with an object for each message are `msgspec.Struct`s, because these are ten times faster than dataclasses.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +21,22 @@ if TYPE_CHECKING:
 
     from reliq.queue import PublishedMessage
 
-#: The header that names the task of a message in a queue of `Tasks`.
+#: In a queue of `Tasks`, the header of a message that contains the name of its task.
 TASK_HEADER = "reliq-task"
-#: The highest number of retries.
+#: The maximum number of retries of a message.
 RETRIES_LIMIT = 1000
-#: The highest cost of a message.
+#: The maximum cost of a message.
 COST_LIMIT = 1_000_000_000
 
 Duration = float | timedelta
 Priority = Literal["high", "normal", "low"]
-#: The names of the key queues for priorities. No message key has such a name, because keys have no control characters.
+#: The key queues for messages with high and low priority have these names. They differ from all message keys, because
+#: message keys have no control characters.
 PRIORITY_LINES: dict[Priority, str] = {"high": "\x01high", "low": "\x01low"}
-#: The separator between the name of a key queue and the cost of a message. No message key contains it.
+#: The separator between the name of a key queue and the cost of a message, in the field `line` of the message header.
+#: No message key contains it.
 COST_MARK = "\x03"
-#: Why a message became a dead letter; `lost` means that `reliq check --repair` could not restore the message.
+#: The reasons why a message can become a dead letter. `lost`: `reliq check --repair` could not restore the message.
 DeathReason = Literal["failed", "rejected", "undecodable", "lease", "lost"]
 DEATH_REASONS: tuple[DeathReason, ...] = get_args(DeathReason)
 PublishStatus = Literal["published", "replaced", "follows", "duplicate", "tombstoned", "ending"]
@@ -52,14 +58,17 @@ class Status(Generic[R_co]):
 
     Attributes:
         state: `pending`: scheduled for later. `ready`: waiting for a worker. `running`: leased to a worker. `backoff`:
-            waiting after a failure. `acked`: finished, and the result is kept. `dead`, `expired`, `cancelled` or
-            `purged`: ended in this way; only the last 1,000 such messages of a shard are remembered. `gone`: anything
-            else, such as a message that was acked without a kept result.
+            waiting after a failure. `acked`: finished successfully, and its result is kept. `dead`, `expired`,
+            `cancelled` or `purged`: ended in this way; Redis stores only the last 1,000 such messages of each shard.
+            `gone`: no information about the message, for example because it was acked and its result is not kept.
         result: the return value of the handler; None if the state is not `acked`.
-        error: the last failure; for an acked message, why its result is not kept; otherwise empty.
-        progress: the last fraction that a job reported with `Job.progress`; None without a report or after the end.
-        note: the text of the last report.
-        attempt: the number of deliveries that count against the retries, including a running delivery; None if unknown.
+        error: the text of the last failure. For an acked message, the reason if its result could not be kept. Empty in
+            all other cases.
+        progress: the last fraction that the handler reported with `Job.progress`. None if it has not reported any, or
+            if the message has ended.
+        note: the last text that the handler reported with `Job.progress`.
+        attempt: the number of deliveries that count against the retries, including a running delivery. None if this
+            number is not known.
     """
 
     state: StatusState
@@ -76,7 +85,7 @@ class Status(Generic[R_co]):
 
 
 class _Receipt:
-    """Stores the message of a `Receipt` outside the dataclass fields, so that it is not compared, copied or pickled."""
+    """The base class of `Receipt`. It stores the message, which must not be compared, copied or pickled."""
 
     __slots__ = ("_message",)
     _message: PublishedMessage[Any]
@@ -85,19 +94,21 @@ class _Receipt:
 @dataclass(frozen=True, slots=True)
 class Receipt(_Receipt):
     """
-    The result of one publish. A receipt is true if Redis has accepted the message.
+    The result of the publish of one message. `bool(receipt)` is True if Redis has accepted the message.
 
     Attributes:
         id: the message id.
-        status: `published`; `duplicate` if a message with this id exists or ended less than `dedup` ago; `tombstoned`
-            if a message with this id was cancelled with a tombstone that has not expired. With `on_conflict` also
-            `replaced`: a waiting message got this body; and `follows`: this message waits for the end of the running
-            message with the same id.
+        status: `published`: Redis has stored the message. `duplicate`: it was refused, because a message with this id
+            exists, or ended less than `dedup` ago. `tombstoned`: it was refused, because a message with this id was
+            cancelled with a tombstone that has not expired yet. The next two are possible only with `on_conflict`.
+            `replaced`: a waiting message with this id got the new body. `follows`: the message waits until the running
+            message with the same id ends.
         due: when the message is due, in unix seconds by Redis' clock.
-        durable: whether everything that `durability` requires was confirmed in time; None if it requires nothing.
-        replicas: how many replicas confirmed the message; None if `durability` requires no replicas.
-        on_disk: whether the server's append-only file on disk has the message; None if `durability` does not require
-            it.
+        durable: whether the replicas and disks that `durability` requires confirmed the message in time. None if
+            `durability` requires no confirmation.
+        replicas: how many replicas confirmed the message. None if `durability` requires no replicas.
+        on_disk: whether the server has written the message to its append-only file on disk. None if `durability` does
+            not require this.
 
     Example: `if not queue.publish(order, id=order.id): log.info("already published")`
     """
@@ -110,16 +121,16 @@ class Receipt(_Receipt):
     on_disk: bool | None = None
 
     def __bool__(self) -> bool:
-        """Return whether Redis has accepted the message, even if it is not durable."""
+        """Return whether Redis has accepted the message, even if no replica or disk has confirmed it."""
         return self.status in ("published", "replaced", "follows")
 
     def state(self) -> Status[Any]:
         """
-        Return the message's current status, see `Queue.status`. Results of other messages with the same id are ignored.
+        Return the current status of the message, like `Queue.status`, but ignore other messages with the same id.
 
         Raises:
-            ConfigurationError: this receipt is a copy, or is not from `publish`; call `Queue.status` with its id.
-            ConfigurationError, RedisUnavailableError: see `Queue.status`.
+            ConfigurationError: this receipt is a copy, or `publish` did not create it. Call `Queue.status` with its id.
+            ConfigurationError, RedisUnavailableError: for the causes that are listed in `Queue.status`.
         """
         return self._published.status()
 
@@ -137,7 +148,7 @@ class Receipt(_Receipt):
 
 
 class Confirmed(NamedTuple):
-    """Which replicas and disks confirmed a publish; its `Receipt` has the same fields."""
+    """Which replicas and disks have confirmed a publish. The fields are explained in `Receipt`."""
 
     durable: bool | None = None
     replicas: int | None = None
@@ -147,15 +158,17 @@ class Confirmed(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class BulkResult:
     """
-    How many messages `publish_many` published, and the ids of those that it did not publish.
+    The result of `publish_many`: the number of published messages, and the ids of the refused messages.
+
+    The statuses of messages are explained in `Receipt`.
 
     Attributes:
-        published: how many messages were published, including the statuses `replaced` and `follows`, see `Receipt`.
-        duplicates: the ids with the status `duplicate`, see `Receipt`.
-        tombstoned: the ids with the status `tombstoned`, see `Receipt`.
-        durable: whether everything that `durability` requires was confirmed in time; None if it requires nothing.
-        unconfirmed: the ids of published messages that the replicas or disks required by `durability` did not confirm
-            in time.
+        published: how many messages have the status `published`, `replaced` or `follows`.
+        duplicates: the ids of the messages with the status `duplicate`.
+        tombstoned: the ids of the messages with the status `tombstoned`.
+        durable: whether the replicas and disks that `durability` requires confirmed all messages in time. None if
+            `durability` requires no confirmation.
+        unconfirmed: the ids of the published messages that these replicas and disks did not confirm in time.
     """
 
     published: int
@@ -167,17 +180,18 @@ class BulkResult:
 
 class Claimed(msgspec.Struct, frozen=True, gc=False):
     """
-    A message that this process has leased. To settle it, `nonce` and `left` are sent as its receipt.
+    A message that this process has leased.
+
+    To ack or nack the message, `nonce` and `left` are sent to Redis. They prove that this process has the lease.
 
     Attributes:
-        nonce: identifies the claim; its last part is the lease in ms.
-        left: retries left at the claim.
-        deaths: how many deliveries in a row ended by an expired lease. From 1 on, the message is a suspect: it may have
-            killed its process.
-        token: the fencing token, greater than the token of each earlier delivery of the message.
-        key: the message key, an empty text for a message without a key; None for a claim from a queue without keys and
-            limits.
-        spent: the real cost that the job reported, sent with its outcome; None without a report.
+        nonce: identifies the claim of the message. It ends with the duration of the lease in ms.
+        left: the number of retries that were left when the message was claimed.
+        deaths: how many of the last deliveries in a row ended because their lease expired. If it is above 0, the
+            message may have killed its worker process.
+        token: the fencing token. It is greater than the tokens of all earlier deliveries of the message.
+        key: the message key, or an empty text for a message without a key. None if the queue has no keys and limits.
+        spent: the real cost that the handler reported with `Job.spent`; None if it reported none.
     """
 
     id: str
@@ -190,7 +204,7 @@ class Claimed(msgspec.Struct, frozen=True, gc=False):
 
 
 def split_line(line: str) -> tuple[str, int]:
-    """Split the field `line` of a header into the name of the key queue and the cost; a missing cost is 1."""
+    """Split the field `line` of a message header into the name of the key queue and the cost; the default cost is 1."""
     name, _, cost = line.partition(COST_MARK)
     return name, max(1, min(whole_number(cost) or 1, COST_LIMIT))
 
@@ -203,21 +217,24 @@ class Header(
     | {"line": "k", "origin": "o", "saved": "~"},
 ):
     """
-    The header of a message. Its JSON names are short, because every message has them.
+    The header that reliq stores in front of the body of a message.
 
-    For a body without reliq's envelope, the constant `BARE` is its header.
+    It is stored as JSON with names of one letter, to save memory. For a body that was stored without a header, `BARE`
+    is used instead.
 
     Attributes:
-        due: the due time in unix ms, or None.
-        retries: the option `retries` of the publish, or None.
-        enqueued: the publish time in unix ms; None for a generated id, because such an id contains the publish time.
-        window_ms: for how many ms `dedup` blocks the chosen id after the message has ended; None for a generated id.
-        publication_id: the option `publication_id` of the publish, or None.
-        origin: queue and id of the first publication, if the message was copied from another queue.
-        headers: the publisher's headers.
-        line: the message key or a name for the priority, and the cost, see `split_line`; None without all three.
-        saved: two lines of text: the last checkpoint (its number, the number of unnamed follow-ups, the cursor as JSON)
-            and the last report of progress. None before the job has saved or reported anything.
+        due: the due time in unix ms; None only in `BARE`.
+        retries: the number of retries with which the message was published; None only in `BARE`.
+        enqueued: the publish time in unix ms. None for a generated id, because such an id contains the publish time.
+        window_ms: for how many ms `dedup` blocks the chosen id after the message has ended. None for a generated id.
+        publication_id: the option `publication_id` of the publish; None if it was not given.
+        origin: if the message was copied from another queue, the queue and the id of its first publication.
+        headers: the option `headers` of the publish.
+        line: the name of the key queue and the cost of the message, see `split_line`. None for a message without a
+            key, with normal priority and with a cost of 1.
+        saved: a text of two lines. The first line is the last checkpoint: its number, the number of unnamed follow-up
+            messages before it, and its cursor as JSON. The second line is the last progress that the handler reported. None
+            if the handler has neither saved a checkpoint nor reported progress.
     """
 
     due: int | None = None
@@ -232,32 +249,32 @@ class Header(
 
     @property
     def key(self) -> str | None:
-        """The message key."""
+        """The message key; None for a message without a key."""
         name = split_line(self.line or "")[0]
         return None if name in ("", *PRIORITY_LINES.values()) else name
 
     @property
     def cost(self) -> int:
-        """How much the message is expected to take from a rate by cost."""
+        """How much of a rate by cost the message will probably use."""
         return split_line(self.line or "")[1]
 
     @property
     def checkpoint(self) -> tuple[int, int, Any]:
-        """The last checkpoint: its number, how many unnamed follow-ups were published before it, and its cursor."""
+        """The last checkpoint: its number, the number of unnamed follow-up messages before it, and its cursor."""
         try:
             number, published, cursor = (self.saved or "").partition("\n")[0].split(" ", 2)
             return int(number), int(published), msgspec.json.decode(cursor)
-        except (ValueError, msgspec.DecodeError, RecursionError):  # another program wrote the header
+        except (ValueError, msgspec.DecodeError, RecursionError):  # the header was written by another program
             return 0, 0, None
 
     @property
     def report(self) -> str:
-        """The last report of `Job.progress`: a fraction and a note; empty without a report."""
+        """The last progress that the handler reported: a fraction and a note; empty if it reported none."""
         return (self.saved or "").partition("\n")[2]
 
     @property
     def progress(self) -> tuple[float | None, str]:
-        """The fraction and the note of the last report; None and an empty text without a report."""
+        """The fraction and the note of the last progress; None and an empty text if there is none."""
         fraction, _, note = self.report.partition(" ")
         try:
             return float(fraction), note
@@ -266,7 +283,7 @@ class Header(
 
     @property
     def priority(self) -> Priority:
-        """The message's priority."""
+        """The priority of the message."""
         name = split_line(self.line or "")[0]
         return next((one for one, line in PRIORITY_LINES.items() if line == name), "normal")
 
@@ -276,11 +293,15 @@ BARE = Header()
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """
-    One attempt at one message.
+    One delivery of a message to this process.
 
     Attributes:
-        value: header and body as stored in Redis; empty before they were read, or if the body is too large.
-        refusal: the error text for a body that is too large for a handler; otherwise empty.
+        claimed: the message id and the proof of the lease.
+        value: header and body of the message, as stored in Redis. Empty if they have not been read yet, or if the body
+            is too large.
+        header: the header of the message.
+        payload: the encoded body.
+        refusal: the error text if the body is too large for the handler; otherwise empty.
     """
 
     claimed: Claimed
@@ -297,9 +318,9 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     @property
     def attempt(self) -> int | None:
         """
-        The number of this delivery, 1 for the first; None for a body without reliq's envelope.
+        The number of this delivery; 1 for the first delivery, None for a message without reliq's header.
 
-        It is at most RETRIES_LIMIT + 1, even if another program wrote wrong numbers to Redis.
+        The number is at most RETRIES_LIMIT + 1, even if another program has written wrong numbers to Redis.
         """
         retries = self.header.retries
         return None if retries is None else min(max(1, retries - self.claimed.left + 1), RETRIES_LIMIT + 1)
@@ -308,21 +329,21 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True, slots=True)
 class Counts:
     """
-    The number of messages of a queue in each state, and its totals.
+    How many messages of a queue are in each state, and how many events it has had since it was created.
 
     Attributes:
-        pending: scheduled for later.
-        ready: due, waiting for a worker.
-        unack: in flight, or waiting for a redelivery after a nack.
-        retry: waiting for a worker for a redelivery.
-        garbage: failed for good, not yet written as dead letters.
-        dead: stored dead letters.
+        pending: messages that are scheduled for later.
+        ready: messages that are due and wait for a worker.
+        unack: messages in flight, and nacked messages that wait for the end of their backoff.
+        retry: messages that wait for a worker to deliver them again.
+        garbage: messages that have failed for good and are not written as dead letters yet.
+        dead: dead letters.
         paused: whether the queue is paused.
-        totals: the number of messages since the queue was created, for each event: published, acked, dead, expired,
-            cancelled, purged, redriven, …
-        waiting: due messages in key queues; 0 in a queue without keys.
-        keyed: whether messages may have keys, or the queue has limits.
-        away: the numbers of unavailable shards. All other figures leave out these shards.
+        totals: for each event, such as published, acked, dead, expired, cancelled, purged or redriven, the number of
+            messages that had this event since the queue was created.
+        waiting: messages that are due and wait in key queues; 0 in a queue without keys.
+        keyed: whether the queue uses message keys or limits.
+        away: the numbers of the shards that are unavailable. The other attributes do not include these shards.
     """
 
     pending: int
@@ -339,7 +360,7 @@ class Counts:
 
     @classmethod
     def sum(cls, all: Sequence[Counts], away: tuple[int, ...] = ()) -> Counts:
-        """Return the sum of the counts of shards; the queue is paused if any shard is paused."""
+        """Add up the counts of all shards of a queue. The queue counts as paused if at least one shard is paused."""
         states = ("pending", "ready", "unack", "retry", "garbage", "dead", "waiting")
         kinds = dict.fromkeys(kind for one in all for kind in one.totals)
         return cls(
@@ -362,7 +383,11 @@ class Counts:
 
     @property
     def missing(self) -> int:
-        """Published and redriven messages, minus ended and living messages; 0 unless another program interferes."""
+        """
+        How many messages are missing: all messages that were added, minus those that have ended or still exist.
+
+        This is 0 unless another program changed the queue in Redis.
+        """
         came = sum(self.totals.get(kind, 0) for kind in ("published", "redriven", "arrived"))
         ends = ("acked", "dead", "expired", "cancelled", "purged", "left")
         return came - sum(self.totals.get(kind, 0) for kind in ends) - self.alive
@@ -374,11 +399,11 @@ class Pause:
     The pause of a queue.
 
     Attributes:
-        by: user@host of the person who paused the queue; empty if another program paused it.
-        at: when the pause began, in unix seconds by the clock of that host; None if unknown.
-        reason: the given reason; may be empty.
-        until: when the pause ends automatically, in unix seconds by the clock of that host; None if it lasts until
-            `resume`.
+        by: user@host of the operator who paused the queue. Empty if another program paused it.
+        at: when the pause began, in unix seconds by the clock of the operator's host. None if this is not known.
+        reason: the reason that the operator gave; may be empty.
+        until: when the pause ends automatically, in unix seconds by the clock of the operator's host. None if the pause
+            lasts until `resume`.
     """
 
     by: str
@@ -393,16 +418,17 @@ class DeadLetter:
     A dead letter: a message that failed for good.
 
     Attributes:
-        letter: the id of this letter. A message id can have several letters, because a redriven message can fail again.
+        letter: the id of this dead letter. One message id can have several dead letters, because a message that was
+            published again can fail again.
         id: the message id.
-        reason: one of `DEATH_REASONS`, unless another program wrote the letter.
-        error: the last failure as text; may be empty.
-        attempts: the number of deliveries; None if unknown.
-        died: when it became a dead letter, in unix seconds by Redis' clock.
-        header: the message's header.
-        payload: the encoded body.
-        raised: class and source line of the last exception, without its text; empty without an exception.
-        shard: the number of the shard that stores the letter.
+        reason: one of `DEATH_REASONS`, unless another program wrote the dead letter.
+        error: the text of the last failure; may be empty.
+        attempts: the number of deliveries of the message; None if this is not known.
+        died: when the message became a dead letter, in unix seconds by Redis' clock.
+        header: the header of the message.
+        payload: the encoded body of the message.
+        raised: class and source line of the last exception, without its text. Empty if no exception was raised.
+        shard: the number of the shard that stores the dead letter.
     """
 
     letter: str
@@ -423,11 +449,13 @@ B = TypeVar("B")
 @dataclass(frozen=True, slots=True)
 class Debounce:
     """
-    For `on_conflict`: start the message, with the newest body, when its id has not been published for some time.
+    A value for `on_conflict`: start the message when no message with its id has been published for some time.
+
+    The message starts with the body of the last publish.
 
     Attributes:
-        seconds: how long the message waits after its last publish, in seconds or as a timedelta.
-        max_wait: how long it waits at most after its first publish. Default: ten times `seconds`.
+        seconds: how long the message waits after the last publish of its id, in seconds or as a timedelta.
+        max_wait: how long the message waits at most after the first publish. Default: ten times `seconds`.
     """
 
     seconds: Duration
@@ -437,10 +465,12 @@ class Debounce:
 @dataclass(frozen=True, slots=True)
 class Throttle:
     """
-    For `on_conflict`: start the first message immediately, then the newest body at most once in `seconds`.
+    A value for `on_conflict`: start messages with the same id at most once in `seconds`.
+
+    The first message starts immediately. Later messages start with the body of the last publish.
 
     Attributes:
-        seconds: how far apart the due times are, in seconds or as a timedelta.
+        seconds: the time between two due times, in seconds or as a timedelta.
     """
 
     seconds: Duration
@@ -450,7 +480,7 @@ OnConflict = Literal["keep", "follow", "replace"] | Debounce | Throttle
 
 
 class MessageOptions(TypedDict, total=False):
-    """The message options of `Queue.schedule`, for type checkers; see `Queue.publish` for their meaning."""
+    """For type checkers: the message options of `Queue.schedule`. `Queue.publish` explains them."""
 
     retries: int | None
     ttl: Duration | None
@@ -460,7 +490,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class FollowUpOptions(MessageOptions, total=False):
-    """The options of a job's follow-up message, whose id reliq derives from the job's id."""
+    """The options of a follow-up message that a handler publishes. reliq computes its id from the id of the job."""
 
     delay: Duration
     at: datetime | None
@@ -470,7 +500,7 @@ class FollowUpOptions(MessageOptions, total=False):
 
 
 class PublishOptions(FollowUpOptions, total=False):
-    """The options of one message, for type checkers; see `Queue.publish` for their meaning."""
+    """For type checkers: the options of one message. `Queue.publish` explains them."""
 
     id: str | UUID | None
     on_conflict: OnConflict
@@ -481,12 +511,12 @@ class PublishOptions(FollowUpOptions, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingMessage(Generic[B]):
     """
-    One message for `publish_many`, with its own options.
+    A message for `publish_many` with its own options.
 
     Attributes:
         body: a value of the queue's type.
-        delay, at, id, retries, ttl, headers, dedup, ignore_dedup, on_conflict, publication_id, key, priority, cost: see
-            `Queue.publish`, which has the same defaults.
+        delay, at, id, retries, ttl, headers, dedup, ignore_dedup, on_conflict, publication_id, key, priority, cost: the
+            options of the message. `Queue.publish` explains them and has the same defaults.
 
     Example: `queue.publish_many(OutgoingMessage(body=one, id=f"order-{one.id}") for one in orders)`
     """
@@ -509,23 +539,26 @@ class OutgoingMessage(Generic[B]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied(OutgoingMessage[B]):
-    """A message copied from another queue; `origin` is the queue and id of its first publication, for `Job.once`."""
+    """
+    A message that is copied from another queue.
+
+    Attributes:
+        origin: the queue and the id of its first publication, for `Job.once`.
+    """
 
     origin: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A handler's result: success. None, or any other value that is not an `Outcome`, means success too."""
+    """The result of a handler that succeeded. Any returned value that is not an `Outcome` means success too."""
 
 
 class Outcome(Exception):  # noqa: N818  raised, but not an error
     """
-    The base class of the results `Nack`, `Reject`, `Snooze` and `RateLimited`.
+    The base class of the results `Nack`, `Reject`, `Snooze` and `RateLimited`, which a handler may return or raise.
 
-    A handler may return or raise these results.
-
-    If your handler catches every exception, let these pass: `except Outcome: raise`.
+    If your handler catches all exceptions, it must raise these again: `except Outcome: raise`.
     """
 
     reason: str
@@ -540,12 +573,13 @@ class Outcome(Exception):  # noqa: N818  raised, but not an error
 
 class Nack(Outcome):
     """
-    A handler's result: failed, deliver again.
+    The result of a handler that failed: the message is delivered again.
 
-    It uses up a retry. Without retries left, the message becomes a dead letter.
+    This uses up a retry. If no retry is left, the message becomes a dead letter.
 
     Args:
-        delay: time until the next delivery, in seconds or as a timedelta. Default: None, the handler's backoff.
+        delay: time until the next delivery, in seconds or as a timedelta. Default: None, which means the backoff of the
+            handler.
         reason: a text for the log and the dead letter. Default: empty.
 
     Example: `raise Nack(delay=60, reason="the bank is closed")`
@@ -559,7 +593,7 @@ class Nack(Outcome):
 
 class Reject(Outcome):
     """
-    A handler's result: never deliver again. The message becomes a dead letter immediately.
+    The result of a handler that failed for good: the message becomes a dead letter immediately.
 
     Args:
         reason: a text for the log and the dead letter. Default: empty.
@@ -574,7 +608,7 @@ class Reject(Outcome):
 
 class Snooze(Outcome):
     """
-    A handler's result: deliver again later, without using up a retry.
+    The result of a handler that postpones the message: it is delivered again later, and no retry is used up.
 
     Args:
         delay: time until the next delivery, in seconds or as a timedelta.
@@ -591,19 +625,17 @@ class Snooze(Outcome):
 
 class RateLimited(Outcome):
     """
-    A handler's result: a called service is rate limited, for example it answered 429.
+    The result of a handler that has reached the rate limit of a service, for example after the HTTP status 429.
 
-    This result does not use up a retry.
-
-    The message returns to the head of its queue, and its key is throttled: for the time of `delay`, no message with
-    this key starts in any process. A message without a key throttles the whole queue. In a queue without keys and
-    limits, only the message waits, as after `Snooze`.
+    The message returns to the head of its queue, and no retry is used up. Its message key is throttled: for the time
+    `delay`, no worker starts a message with this key. A message without a key throttles the whole queue. In a queue
+    without keys and limits, only this message waits, as after `Snooze`.
 
     Args:
         delay: time until the next delivery, in seconds or as a timedelta.
         reason: a text for the log. Default: empty.
-        max_delay: the longest allowed `delay`, in seconds or as a timedelta. A longer delay counts as a failure of the
-            handler, so that a header in an unexpected unit does not stop a queue for days. Default: an hour.
+        max_delay: the longest allowed `delay`, in seconds or as a timedelta. A longer `delay` counts as a failure of
+            the handler. So a `Retry-After` header in an unexpected unit cannot stop a queue for days. Default: an hour.
 
     Example: `raise RateLimited(delay=float(response.headers["Retry-After"]))`
     """
