@@ -1,8 +1,8 @@
 """
-Decide from which shards a process claims, how many messages, and in which order.
+Decide from which shards a worker process claims messages, how many, and in which order.
 
 `ServedQueues` stores the shard map of each queue, and whether Redis has the limits that the code declares for the
-queue. `QueueClaims` decides when a claim from a shard is worth a round trip. `shared_out` divides the free slots among
+queue. `QueueClaims` decides when to claim from a shard and how many messages. `shared_out` divides the free slots among
 queues by weight, and then the slots of each queue among its shards.
 """
 
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: How often to read the fences of a queue without a shard map. A fence is the Redis key `epoch` of a shard, with a
-#: short copy of the shard map. Publishers with a newer map overwrite the copy.
+#: How often to read the fences of a queue without a shard map. A fence is a Redis key (`epoch`) of each shard that
+#: contains a short copy of the shard map. Publishers with a newer map overwrite the copy.
 FENCES_SECONDS = 60.0
-#: Of four successive claims, each takes messages first from one of these lists, in random order. So neither list
-#: starves, even if a limit allows only one message in each claim. In a fixed order, the limit could always allow the
-#: same list.
+#: The Redis lists from which four successive claims take messages first, in a random order. So neither list starves,
+#: even if a limit permits only one message in each claim. In a fixed order, the limit could permit a message always
+#: when it is the turn of the same list.
 TAKES_FIRST: tuple[Literal["ready", "retry"], ...] = ("retry", "ready", "ready", "ready")
-#: Suspects are messages that may have killed their process. If claims find only suspects that must not start now,
+#: Suspects are messages that may have killed their process. If claims find only suspects that must not start now, they
 #: search at most this many messages for a message that may start.
 PASS_OVER_LIMIT = 5000
 #: The longest interval between two polls of a shard that another process watches.
-#: With few workers the interval is shorter, so that all workers together poll each shard about once per second.
+#: With few worker processes the interval is shorter, so that together they poll each shard about once per second.
 LONGEST_POLL_SECONDS = 20.0
 #: Each worker process adds this many seconds to the interval between two polls.
 SECONDS_PER_WORKER = 4 / 3
@@ -71,7 +71,7 @@ class ServedQueues:
 
     Args:
         handlers: the handlers of this worker.
-        maps: the known shard maps, updated by this class. Each key is the entry of a queue in the queue registry.
+        maps: the known shard maps, by the name that the queue has in the queue registry. This class updates them.
 
     Attributes:
         has_changed: whether a shard map has changed since the fetcher last reset this attribute.
@@ -82,17 +82,17 @@ class ServedQueues:
         self.has_changed = False
         self._known = {} if maps is None else maps
         self._entries = {handler.queue.name: handler.queue.keys.entry for handler in handlers}
-        # The queues of the last call of `questions`, and whether the commands for each queue read its fences.
+        # The queues whose maps the last commands of `questions` read, and whether these commands read its fences too.
         self._asked: list[tuple[Queue[Any], bool]] = []
         self._fences_at = float("-inf")
         self._limits = {
             handler.queue.name: handler.queue.own_limits for handler in handlers if handler.queue.own_limits
         }
-        self._unwritten = set(self._limits)  # names of queues whose limits this process has not yet written
-        self._in_redis: dict[str, str | None] = {}  # the declared limits that Redis stores, by queue name
+        self._unwritten = set(self._limits)  # the names of queues whose limits this process has not written yet
+        self._in_redis: dict[str, str | None] = {}  # by queue name, the declared limits that Redis stores
 
     def shards(self) -> dict[Keys, Handler]:
-        """Return every shard with its handler."""
+        """Return the keys of every shard, each with the handler of its queue."""
         return {
             handler.queue.known_shards.keys(number): handler
             for handler in self.handlers
@@ -112,10 +112,10 @@ class ServedQueues:
         """
         Read the shard maps of the queues when the worker starts.
 
-        Without read permission, assume one shard.
+        If Redis does not permit to read the map of a queue, assume one shard.
 
-        If a node of a Cluster is unavailable, the worker serves the queues of the other nodes. The heartbeat reads the
-        missing maps later.
+        If a node of a Redis Cluster is unavailable, the worker serves the queues on the other nodes. The heartbeat
+        reads the missing maps later.
 
         Raises:
             ConfigurationError: the number of shards differs from `shards=`, or a queue has both limits and several shards.
@@ -133,10 +133,10 @@ class ServedQueues:
 
     def questions(self) -> list[Command[Any]]:
         """
-        Return the commands that read shard maps and limits; pass their answers to `take`.
+        Return the commands that read the shard maps and declared limits. Pass the replies of Redis to `take`.
 
-        Once a minute the commands also read the fences of queues without a map. A fence is a short copy of the map in
-        each shard. If Redis has lost the map, the fences still show it, because publishers write their map to them.
+        Once a minute, these commands also read the fences of queues without a map. A fence is a short copy of the map
+        in each shard. If Redis has lost the map, the fences still contain it, because publishers write it there.
         """
         now = time.monotonic()
         reads_fences = now >= self._fences_at
@@ -150,7 +150,7 @@ class ServedQueues:
         return [*questions, *(declaration(queue.keys) for queue in queues if queue.name in self._limits)]
 
     def take(self, answers: Sequence[Any]) -> list[Any]:
-        """Store the answers to `questions`; return the answers that contain shard maps."""
+        """Store Redis' replies to the commands of `questions`; return only the replies to the reads of shard maps."""
         rest = iter(answers)
         found = []
         for queue, has_fences in self._asked:
@@ -159,7 +159,7 @@ class ServedQueues:
             found.append(answer)
             known = map = self._map(queue.name)
             if isinstance(answer, ProtocolError):
-                answer = UNSHARDED  # treat a corrupt map as missing
+                answer = UNSHARDED  # treat a corrupt map like a missing map
             if isinstance(answer, ShardMap):
                 map = believed(queue.name, known, answer, fences)
             elif fences:
@@ -178,12 +178,13 @@ class ServedQueues:
 
     def write_limits(self, client: Client) -> list[RedisRefusedError]:
         """
-        Write the declared limits to Redis after the start, and again if Redis has lost them; log changes.
+        Write the limits that the code declares to Redis, once after the start and again if Redis has lost them.
 
-        Changes by an operator stay until the code declares other limits.
+        If an operator has changed a limit in Redis, the change stays until the code declares other limits. Log each
+        change.
 
         Returns:
-            The errors of queues for which Redis refused the command.
+            The errors for queues whose limits Redis refused to write.
         """
         queues = [
             (handler.queue, handler.queue.own_limits)
@@ -214,7 +215,7 @@ class ServedQueues:
 
     def declare_shared(self, client: Client) -> None:
         """
-        Write the shared limits to Redis; they replace the limits of an earlier worker.
+        Write the shared limits that the code declares to Redis, in place of the limits of an earlier worker.
 
         Raises:
             RedisRefusedError: Redis refuses to write a limit.
@@ -223,7 +224,7 @@ class ServedQueues:
         for limit, answer in zip(limits, client.run_all([transitions.book(one, 0) for one in limits]), strict=True):
             if isinstance(answer, RedisRefusedError):
                 raise answer
-            if isinstance(answer, Booking) and answer.before:  # calls that book starts log other errors
+            if isinstance(answer, Booking) and answer.before:  # other errors are logged when starts are booked
                 logger.warning(
                     "limit %s: rate=%s, burst=%s replace %s in Redis and hold for all workers; declare the limit in one "
                     "place, so that the last worker to start does not change it",
@@ -233,16 +234,16 @@ class ServedQueues:
 
 class Capacity(NamedTuple):
     """
-    The number of messages of a queue that this process can claim now.
+    How many messages of a queue this process can claim now.
 
     Attributes:
         slots: the number of free slots that the queue may use.
-        ahead: the number of messages to prefetch for slots that become free soon.
+        ahead: the number of messages to prefetch, for slots that become free soon.
         crowded: whether the queue may use more slots, but all slots of the process are in use.
         batch: the largest number of messages in one handler call.
-        rest: the number of messages that an incomplete batch in this process still needs.
-        suspects: the suspects of the queue in this process (messages that may have killed a process), and how many
-            suspects may run together.
+        rest: the number of messages that are missing to complete a batch of messages in this process.
+        suspects: how many suspects of the queue (messages that may have killed a process) this process has, and how
+            many suspects may run together.
     """
 
     slots: int
@@ -259,7 +260,7 @@ class Capacity(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """The number of messages that can be claimed, prefetched messages included."""
+        """The number of messages that can be claimed, including messages to prefetch."""
         return self.direct + self.ahead
 
     def part(self, messages: int) -> Capacity:
@@ -271,9 +272,9 @@ class Capacity(NamedTuple):
 
     def without(self, part: Capacity) -> Capacity:
         """
-        Return the capacity that is left after `part`.
+        Return the capacity that is left after a claim that uses `part` of it.
 
-        The returned capacity allows no suspects (messages that may have killed a process), because the claim with
+        The returned capacity permits no suspects (messages that may have killed a process), because the claim with
         `part` may already get all suspects that may run together.
         """
         return self._replace(
@@ -290,10 +291,10 @@ Offer = tuple["QueueClaims", Capacity]
 
 class FairOrder:
     """
-    Weighted fair queuing for the slots of a process.
+    Weighted fair queuing: share the slots of a process among its queues by their weights.
 
-    Each queue has a place, a virtual time that grows by 1/weight with each slot that the queue uses. The queue with
-    the lowest place gets the next slot.
+    Each queue has a virtual time, called its place. It grows by 1/weight with each slot that the queue uses. The queue
+    with the lowest virtual time gets the next slot.
     """
 
     def __init__(self) -> None:
@@ -302,9 +303,10 @@ class FairOrder:
 
     def order(self, names: Sequence[str]) -> dict[str, float]:
         """
-        Return the place (virtual time) of each queue that has work, by name.
+        Return the place (virtual time) of each queue in `names`, the queues that have messages now.
 
-        A queue that was idle gets at least the lowest place of the other queues: idle time gives it no advantage.
+        A queue that had no messages gets at least the lowest place of the other queues, so that its idle time gives it
+        no advantage.
         """
         places = [self._place[name] for name in names if name in self._in_the_round]
         start = min(places) if places else max(self._place.values(), default=0.0)
@@ -315,18 +317,18 @@ class FairOrder:
         return {name: self._place[name] for name in names}
 
     def took(self, name: str, slots: float, weight: int) -> None:
-        """Advance the place (virtual time) of a queue by the slots that it used."""
+        """Advance the place (virtual time) of a queue that has used `slots` slots."""
         self._place[name] += slots / weight
 
 
 def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: Sequence[float]) -> list[Capacity]:
     """
-    Divide the free slots among queues by weight; return the reduced capacity of each queue.
+    Divide the free slots among queues by weight, and return the reduced capacity of each queue.
 
     Args:
-        capacities: the capacity of each queue, as if it could use all free slots.
+        capacities: the capacity of each queue if it could use all free slots alone.
         weights: the weight of each queue.
-        places: the place of each queue in the `FairOrder`.
+        places: the place (virtual time) of each queue in the `FairOrder`.
     """
     given = [0] * len(capacities)
     places = list(places)
@@ -346,26 +348,26 @@ def fair_shares(capacities: Sequence[Capacity], weights: Sequence[int], places: 
 
 class QueueClaims:
     """
-    Decide when and how many messages to claim from one shard.
+    Decide when to claim from one shard, and how many messages.
 
-    Redis reports in the answer of each claim how many messages are left, and the decision uses these answers.
+    The decisions use Redis' replies to the previous claims. Each reply contains the number of messages that are left.
 
     Attributes:
         handler: the handler of the queue.
         name: the name of the queue.
         keys: the Redis keys of the shard.
         place: a value that is equal for shards that can share one blocking wait for wake-ups.
-        hot: whether to claim without waiting for a wake-up.
+        hot: whether to claim without waiting for a wake-up, because messages probably wait in the shard.
         must_poll: whether it is time to poll, although no wake-up came.
         must_only_poll: whether the next poll must not claim messages with keys; the process that got the wake-up claims
             these messages.
-        is_watched_here: whether this process waits for the shard's next due time.
-        look_at: the monotonic time of the next poll, if another process watches the shard.
+        is_watched_here: whether this process is the watcher of the shard, which waits for the shard's next due time.
+        look_at: the monotonic time of the next poll, if another process is the watcher.
         waits_for_suspect: whether no more messages can be claimed until a suspect (a message that may have killed its
             process) has ended in this process.
-        asked: the number of messages that the unanswered claim asked for; 0 if the last claim was answered.
+        asked: the number of messages that the last claim asked for; 0 after Redis has replied to it.
         behind: the number of messages that were left in Redis after the last claim.
-        turn: a sort number; of the shards of a queue, the shard with the lowest number is served next.
+        turn: a number that orders the shards of a queue. The shard with the lowest number gets slots first.
         bookings: the booked starts, if the queue has shared limits; otherwise None.
     """
 
@@ -384,17 +386,18 @@ class QueueClaims:
         self.turn = 0
         shared = handler.queue.limits
         self.bookings = Bookings(shared, f"{self.name}#{self.keys.shard}") if shared else None
-        self._asked_keyed = 0  # like `asked`, but used if the queue has message keys
-        self._suspects_held = 0  # messages here that may have killed a process (suspects), at the last claim
-        self._takes_suspects = True  # whether the last claim allowed messages that may have killed a process
+        self._asked_keyed = 0  # the same as `asked`, for a queue with message keys
+        # How many suspects (messages that may have killed a process) this process had at the last claim.
+        self._suspects_held = 0
+        self._takes_suspects = True  # whether the last claim permitted suspects
         self._number = CallNumber(lane or token(), 1)
-        # About how many messages were searched since the last claimed message; none of them was allowed to start.
+        # About how many messages Redis has searched since it last returned a message. None of them may start now.
         self._passed_over = 0
         self._first: list[Literal["ready", "retry"]] = []  # the items of TAKES_FIRST that are left for the next claims
-        self._careful = False  # True: do not prefetch, because the next messages may have to start at once
+        self._careful = False  # if True, do not prefetch, because the next messages may have to start at once
 
     def has_room(self, capacity: Capacity) -> bool:
-        """Return whether this process has room for another message, or must repeat a claim without an answer."""
+        """Return whether this process has room for another message, or must repeat a claim that got no reply."""
         ahead = 0 if self._careful or self.bookings else capacity.ahead
         return self.asked > 0 or capacity.slots > 0 or capacity.rest > 0 or ahead > 0
 
@@ -407,11 +410,15 @@ class QueueClaims:
         return self.has_room(capacity) and (not self.waits_for_suspect or self.suspect_has_ended(capacity))
 
     def suspect_has_ended(self, capacity: Capacity) -> bool:
-        """Return whether a suspect (a message that may have killed its process) has ended since the last claim."""
+        """Return whether a suspect (a message that may have killed a process) has ended here since the last claim."""
         return capacity.suspects.held < self._suspects_held
 
     def is_to_be_asked(self, capacity: Capacity) -> bool:
-        """Return whether to claim now: a poll is due, a claim has no answer, or messages wait and there is room."""
+        """
+        Return whether to claim now.
+
+        Claim if a poll is due, if the last claim got no reply, or if messages wait and this process has room for them.
+        """
         return self.must_poll or bool(self.asked) or (self.hot and self.has_room(capacity))
 
     def starves(self, capacity: Capacity) -> bool:
@@ -420,11 +427,11 @@ class QueueClaims:
 
     def claim(self, capacity: Capacity, watcher: str) -> Call[ClaimAnswer] | Call[Booking]:
         """
-        Return the next claim, or the previous claim again if it has no answer.
+        Return the script call of the next claim, or of the last claim again if it got no reply.
 
-        In a queue with shared limits, a claim takes at most one message for each start that is booked for now. Without
-        booked starts, return a poll, which claims nothing. If a poll has found messages, return a call that books
-        starts. If a limit counts costs, the claim takes the messages of one handler call; their start is booked later.
+        In a queue with shared limits, a claim takes at most one message for each start that is booked for now. If no
+        starts are booked, return a poll, which claims nothing. If the poll finds messages, the next script call books
+        starts. If a limit counts costs, a claim takes the messages of one handler call. Their start is booked later.
 
         Args:
             capacity: how many messages this process can claim.
@@ -434,7 +441,8 @@ class QueueClaims:
             ahead = 0 if self._careful else capacity.ahead
             self.asked = min(BATCH_LIMIT, capacity.direct + ahead)
             # With message keys, do not prefetch, because each claimed message counts against the limits of its key.
-            # A poll without a wake-up claims no messages with keys: the process with the wake-up may use the rate limit.
+            # A poll without a wake-up claims no messages with keys: it would use up the rate limit of the process that
+            # got the wake-up.
             self._asked_keyed = 0 if self.must_only_poll else min(BATCH_LIMIT, capacity.direct)
             if self.bookings and self.bookings.by_cost:
                 self.asked = min(self.asked, capacity.batch)
@@ -461,7 +469,7 @@ class QueueClaims:
         )
 
     def looked(self, answer: ClaimAnswer) -> None:
-        """Update the state, except the call number, from the answer of a claim or poll."""
+        """Update the state, except the call number, from Redis' reply to a claim or poll."""
         self.hot = answer.behind > 0
         self.must_poll = self.must_only_poll = False
         self._careful = self._careful or answer.keyed
@@ -470,9 +478,9 @@ class QueueClaims:
 
     def answered(self, answer: ClaimAnswer) -> None:
         """
-        Update the state from the answer of a claim.
+        Update the state from Redis' reply to a claim.
 
-        After a claim, increase the call number; keep it after a poll, which is a claim with limit 0.
+        Increase the call number after a claim, but not after a poll, which is a claim with limit 0.
         """
         claimed = answer.claimed
         limit = self._asked_keyed if answer.keyed else self.asked
@@ -480,16 +488,17 @@ class QueueClaims:
         self.looked(answer)
         if self.bookings and limit:
             self.bookings.end(len(claimed))
-            # A claim without messages may mean that the queue is paused: poll before booking the next start.
+            # If the claim returned no messages, the queue may be paused. Poll it before booking the next start.
             self.behind = self.behind if claimed else 0
         if not limit:
             return
         self._number = self._number.next()
-        # If Redis returns fewer messages than requested although more messages wait, it has skipped messages.
+        # If Redis returned fewer messages than requested although more messages wait, it has skipped some of them.
         self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)
         for message in claimed:
             self._careful = self._careful or message.deaths > 0 or message.left <= 0
-        # Messages wait, but Redis returned none: the queue is paused, or the messages are suspects that must not start.
+        # If messages wait but Redis returned none, the queue is paused, or the messages are suspects that must not start
+        # before a suspect in this process has ended.
         self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
         others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)
@@ -501,7 +510,7 @@ def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
     Divide the free slots among the queues by weight, and then among the shards.
 
     Returns:
-        The shards to claim from, each with its part of the capacity. Shards with an unanswered claim are included.
+        The shards to claim from, each with its part of the capacity. Shards whose last claim got no reply are included.
     """
     queues: dict[str, list[Offer]] = {}
     for offer in hot:
@@ -520,11 +529,11 @@ def shared_out(hot: Sequence[Offer], order: FairOrder) -> list[Offer]:
 
 def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Offer]:
     """
-    Divide the capacity of a queue among its shards that may have messages.
+    Divide the capacity of a queue among `shards`, which may have messages.
 
-    A claim of many messages costs little more than a claim of one message. So if the first shard has enough messages,
-    it gets the whole capacity, and the other shards follow in the next rounds. Shards with an unknown backlog get equal
-    parts.
+    A claim of many messages takes little more time than a claim of one message. So if the first shard has enough
+    messages, it gets the whole capacity, and the other shards get their turns in the next rounds. Shards with an
+    unknown backlog get equal parts.
     """
     parts: list[Offer] = []
     left = capacity
@@ -535,7 +544,7 @@ def taken_in_turn(shards: Sequence[QueueClaims], capacity: Capacity) -> list[Off
         parts.append((claims, part))
         left = left.without(part)
     claimed = [claims for claims, part in parts if part.messages]
-    # Reverse the order, so that another shard is first in the next round: only the first shard may claim suspects.
+    # Only the first shard may claim suspects. So reverse the order, to let another shard be first in the next round.
     for turn, claims in enumerate(reversed(claimed), ordered[-1].turn + 1):
         claims.turn = turn
     return parts
@@ -545,7 +554,7 @@ class PollJitter:
     """
     Choose random times at which this process polls the shards that other processes watch.
 
-    All these shards are polled at the same time, to share a round trip.
+    All these shards are polled at the same time, in one round trip.
 
     Args:
         workers: returns the number of worker processes.

@@ -1,8 +1,8 @@
 """
-Run handlers: plain functions on threads, coroutine functions on one event loop.
+Run handlers: plain functions on threads, and coroutine functions on one event loop.
 
-`Runner` makes a handler call, passes the outcomes to the settler, and reports failures. `ThreadExecutor` and
-`AsyncExecutor` start the calls that have a slot.
+`Runner` calls a handler, passes the outcomes of its messages to the settler, and reports failures. `ThreadExecutor` and
+`AsyncExecutor` start the handler calls that have a slot.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ErrorHook = Callable[[Job[Any], BaseException, bool], Any]
-#: The return value of a handler, and its exception.
+#: The return value of a handler, and the exception that it raised; at least one of them is None.
 Returned = tuple[Any, BaseException | None]
 #: A function that stores which handler call runs in the event loop now (None: no call), and returns the previous value.
 NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
@@ -59,48 +59,50 @@ logger = logging.getLogger("reliq")
 #: The first failure of each kind (queue and source line) is logged with its traceback; remember at most this many kinds.
 KINDS_LIMIT = 1000
 TEXT_HINT = " (text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
-#: The delay of a retry after a handler returned an answer that is not allowed.
+#: The delay of the retry after a handler has returned a value that is not allowed.
 NONSENSE_MS = 1000
-#: The largest lateness to report for a start. Publishers may write any due time, even decades ago.
+#: The largest delay between due time and start that is reported. Publishers may write any due time, even decades ago.
 LONGEST_LAG_SECONDS = 7 * 86_400.0
 #: The event loop wakes up at least this often.
 TICK_SECONDS = 1.0
-#: After this many checks without an answer to a ping, the event loop is late: claim no more messages for its handlers.
+#: If the event loop has not answered a ping after this many checks, it is late. The worker then claims no more messages
+#: for coroutine handlers.
 LATE_LOOKS = 1
-#: After this many checks without an answer to a ping, the event loop is blocked.
-#: This counts checks and not seconds, because a suspended machine makes no checks.
+#: If the event loop has not answered a ping after this many checks, it is blocked.
+#: Count checks and not seconds, so that the loop does not seem blocked after the machine was suspended.
 BLOCKED_LOOKS = 10
 #: Log a blocked event loop only if the block lasts this long.
 REPORT_BLOCKED_SECONDS = 1.0
 
-#: Types of lazy iterables. A batch handler must not return them: they compute the answers after the handler has ended.
+#: Types of lazy iterables. A batch handler must not return them, because they compute the results of the messages only
+#: after the handler has ended.
 _LAZY = (Generator, AsyncGenerator, map, filter, zip)
-#: Gets an entry in each forked process. If a handler forks, only the parent process may settle the messages.
+#: Each forked process adds an entry. A handler may fork the process; then only the parent process may settle messages.
 _forks: list[None] = []
 os.register_at_fork(after_in_child=lambda: _forks.append(None))
-#: The current handler call, also in tasks that the handler creates.
+#: The current handler call. Tasks that the handler creates inherit it.
 _current: contextvars.ContextVar[HandlerCall | None] = contextvars.ContextVar("reliq_handler_call", default=None)
 
 
 def is_failure(held: HeldDelivery, outcome: HandlerOutcome) -> bool:
-    """Return whether `outcome` comes from an error, or is a nack without a retry left."""
+    """Return whether `outcome` comes from an error, or is a nack of a message that has no retry left."""
     return outcome.failed or (outcome.kind == "nack" and is_final(held.delivery.claimed, outcome))
 
 
 class Runner:
     """
-    Make one handler call and settle its messages.
+    Call handlers and settle their messages.
 
-    First call `begin`, then `run` for a plain handler or `arun` for a coroutine handler.
+    For each handler call, first call `begin`, then `run` for a plain handler or `arun` for a coroutine handler.
 
     All exceptions of decoders, handlers and observers are caught, so that no thread and no slot is lost. Failures are
     logged and passed to the hooks of `Consumer.on_error`.
 
     Args:
-        settle: called with deliveries and their common outcome, or None if each delivery already has an outcome.
+        settle: called with deliveries and their common outcome, or with None if each delivery already has an outcome.
         middleware: the middleware of the consumer, the outermost first.
         observers: the observers of the consumer.
-        stopping: set when the shutdown begins.
+        stopping: an event that is set when the shutdown begins.
         on_error: the hooks of `Consumer.on_error`.
         error_text: whether to log the texts of exceptions and of nacks, which may contain parts of bodies.
 
@@ -138,7 +140,7 @@ class Runner:
         try:
             if jobs := self._jobs(run):
                 answer = contextvars.copy_context().run(self._call, run, jobs)
-        except BaseException as raised_error:  # also SystemExit, because a handler must not end the thread
+        except BaseException as raised_error:  # SystemExit too, because a handler must not end the thread
             error = raised_error
         self.end(run, answer, error)
         return answer, error
@@ -152,16 +154,16 @@ class Runner:
                 answer = await self._acall(run, jobs)
         except asyncio.CancelledError as cancelled:
             error = TimeoutError("the handler exceeded its timeout") if run.abandoned else cancelled
-        except BaseException as raised_error:  # also SystemExit, because a handler must not end the loop
+        except BaseException as raised_error:  # SystemExit too, because a handler must not end the event loop
             error = raised_error
         self.end(run, answer, error)
         return answer, error
 
     def begin(self, run: HandlerCall) -> bool:
         """
-        Prepare a handler call; return False if no delivery is left.
+        Prepare a handler call; return False if none of its messages may start.
 
-        Deliveries with an expired lease are released.
+        Messages whose lease has expired or was lost are not passed to the handler, but returned to Redis.
         """
         late = 0
         for held in run.deliveries:
@@ -180,7 +182,11 @@ class Runner:
         return run.began
 
     def _jobs(self, run: HandlerCall) -> list[Job[Any]]:
-        """Return the jobs of the call `run`. Messages with undecodable bodies are settled and left out."""
+        """
+        Decode the bodies of the messages, and return a job for each message.
+
+        Messages whose bodies cannot be decoded get no job. They are settled at once.
+        """
         decode = run.handler.codec.decode
         jobs = []
         for held in run.unanswered:
@@ -194,7 +200,13 @@ class Runner:
         return jobs
 
     def end(self, run: HandlerCall, answer: Any, error: BaseException | None) -> None:
-        """Settle the deliveries of the call `run` by the return value or exception of the handler."""
+        """
+        Settle the messages of the handler call `run`.
+
+        Args:
+            answer: the return value of the handler.
+            error: the exception that the handler raised; None if it raised none.
+        """
         if len(_forks) != self._forks:  # the handler has forked; this is the child process, which must not settle
             os._exit(0)
         deliveries = run.unanswered
@@ -234,7 +246,7 @@ class Runner:
         self, run: HandlerCall, deliveries: list[HeldDelivery], answer: Any, error: BaseException | None
     ) -> dict[HeldDelivery, HandlerOutcome]:
         if isinstance(error, asyncio.CancelledError) and self._stopping.is_set():
-            # The shutdown cancelled the handler, so the messages do not lose a retry.
+            # The shutdown has cancelled the handler. Release the messages, so that they do not lose a retry.
             return dict.fromkeys(deliveries, RELEASED)
         if error is None and run.handler.is_batch:
             if isinstance(answer, _LAZY):
@@ -249,9 +261,9 @@ class Runner:
 
     def _answer(self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any) -> None:
         """
-        Settle deliveries with `outcomes`, and report failures.
+        Settle each delivery with its outcome in `outcomes`, and report failures.
 
-        `cause` is the return value or exception of the handler.
+        `cause` is the exception that the handler raised, or else its return value.
         """
         seconds = (time.monotonic() - run.started_at) / len(run.deliveries)
         if run.handler.is_async or not run.abandoned:  # the renewer reports the timeout of a plain handler
@@ -277,14 +289,14 @@ class Runner:
         self, run: HandlerCall, outcomes: dict[HeldDelivery, HandlerOutcome], cause: Any, seconds: float
     ) -> None:
         """
-        Log failed deliveries and call the error hooks.
+        Log failed deliveries and call the hooks of `Consumer.on_error`.
 
-        `cause` is the return value or exception of the handler.
+        `cause` is the exception that the handler raised, or else its return value.
         """
         for held, outcome in outcomes.items():
             if not is_failure(held, outcome):
                 continue
-            # `isinstance` could raise, because it reads `__class__`, which a handler's answer may define as a property.
+            # `isinstance` reads `__class__`. The return value of a handler may define it as a property that raises.
             error = cause if issubclass(type(cause), BaseException) else Nack(reason=outcome.error)
             with suppress(BaseException):  # exceptions may have methods that raise
                 self._log(run, held, outcome, error, seconds)
@@ -304,9 +316,9 @@ class Runner:
 
     def report_overrun(self, run: HandlerCall, seconds: float) -> None:
         """
-        Report a plain handler that exceeded its timeout, with its current stack.
+        Report that a plain handler exceeded its timeout, with the handler's current stack.
 
-        The log and the error hooks run in a new thread, so that the caller is not delayed.
+        Write the log and call the hooks of `Consumer.on_error` in a new thread, so that the caller is not delayed.
         """
         frame = sys._current_frames().get(run.thread)  # noqa: SLF001  the documented way to see other threads
         traceback: TracebackType | None = None
@@ -324,8 +336,9 @@ class Runner:
         """
         Log a failed delivery, at ERROR if the message becomes a dead letter, else at INFO.
 
-        Dead letters and the first failure of each kind are logged with a traceback. This method formats the traceback,
-        because log handlers would add the text of the exception, which may contain parts of the body.
+        Dead letters and the first failure of each kind (queue and source line) are logged with a traceback. This method
+        formats the traceback itself, because the logging module would add the text of the exception, which may contain
+        parts of the body.
         """
         delivery = held.delivery
         final = is_final(delivery.claimed, outcome)
@@ -373,7 +386,7 @@ class Runner:
         line = printable(f"{text}: {error_text}" if error_text else text) + hint
         exc_info = (type(error), error, error.__traceback__) if final else None
         record = logger.makeRecord(logger.name, level, __file__, 0, "%s", (line,), exc_info, extra={"reliq": fields})
-        # The text of an UndecodableError names the invalid field; a traceback would show only reliq's code.
+        # An UndecodableError needs no traceback: its text names the invalid field, and its stack has only reliq's code.
         if with_trace and not isinstance(error, UndecodableError):
             record.exc_text = traceback_of(error, with_text=self._error_text)
         elif final:
@@ -383,10 +396,10 @@ class Runner:
 
 def _done(answer: Any) -> Any:
     """
-    Return the answer of a plain handler.
+    Return `answer`, the return value of a plain handler.
 
     Raises:
-        TypeError: the answer is an awaitable, which a plain handler's thread does not await.
+        TypeError: it is an awaitable. A thread of a plain handler does not await it.
     """
     if answer is not None and inspect.isawaitable(answer):
         if inspect.iscoroutine(answer):
@@ -399,9 +412,14 @@ def _done(answer: Any) -> Any:
 
 def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> HandlerOutcome:
     """
-    Return the outcome for the handler's answer or exception.
+    Return the outcome of a message.
 
-    An answer that is not allowed counts as a failure.
+    A return value that is not allowed counts as a failure.
+
+    Args:
+        held: the delivery of the message.
+        answer: the handler's return value; in a batch, the item of the returned list for this message.
+        error: the exception that the handler raised; None if it raised none.
     """
     settings = held.handler.settings
     attempt = held.delivery.attempt
@@ -415,9 +433,9 @@ def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Ha
 
 def _nonsense(held: HeldDelivery, error: BaseException) -> HandlerOutcome:
     """
-    Return the outcome for an answer that is not allowed, and log it.
+    Log that the handler returned a value that is not allowed, and return the outcome `nack`.
 
-    Only the text of a ConfigurationError is logged, because other texts may contain parts of the body.
+    Log the text of `error` only if it is a ConfigurationError, because other texts may contain parts of the body.
     """
     text = "the handler's answer is not allowed"
     place = ""
@@ -457,7 +475,7 @@ class ThreadExecutor:
         self._threads: list[threading.Thread] = []
 
     def submit(self, deliveries: list[HeldDelivery]) -> None:
-        """Queue `deliveries` for slots, and start more threads if needed."""
+        """Let `deliveries` wait for slots, and start more threads if plain handlers can use more."""
         wanted = self._inflight.enqueue(deliveries)
         while len(self._threads) < wanted:
             name = f"reliq-handler-{len(self._threads) + 1}"
@@ -490,8 +508,10 @@ class Steps(Coroutine[Any, Any, Any]):
     """
     A wrapper of a handler's coroutine that calls `note` before and after each step.
 
-    A step may hold the GIL and let no other thread run. So `note` stores the running call before the step, and the
-    supervisor can report it. Other attributes are delegated to the wrapped coroutine.
+    A step is the code that runs between two suspensions of the coroutine. If a step holds the GIL, no other thread of
+    the process can run. So `note` stores the handler call before each step, and the supervisor can report it.
+
+    All other attributes are delegated to the wrapped coroutine.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], run: HandlerCall, note: NoteStep) -> None:
@@ -507,7 +527,7 @@ class Steps(Coroutine[Any, Any, Any]):
 
     def send(self, value: Any) -> Any:
         """Run the next step of the coroutine."""
-        # A task may outlive the handler call that created it. After that, its steps do not count for the call.
+        # A task may still run after the handler call that created it has ended. Then `note` gets None.
         is_over = self._run.task is not None and self._run.task.done()
         before = self._note(None if is_over else self._run)
         try:
@@ -533,8 +553,8 @@ class DaemonThreads(ThreadPoolExecutor):
     """
     Daemon threads for `asyncio.to_thread` in handlers.
 
-    At exit, Python waits for the threads of a plain ThreadPoolExecutor without a limit. Daemon threads cannot extend
-    the grace period of a worker.
+    When a process exits, Python waits for all threads of a plain ThreadPoolExecutor, however long they run. With daemon
+    threads, a worker process exits after its grace period.
     """
 
     def __init__(self) -> None:
@@ -546,9 +566,9 @@ class DaemonThreads(ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """
-        Call `function` on an idle or new thread.
+        Call `function` in an idle thread or in a new thread.
 
-        If the limit of threads is reached, the next free thread calls it.
+        If no thread is idle and no new thread may be started, the next idle thread calls it.
         """
         future: Future[T] = Future()
         self._calls.put((future, partial(function, *args, **kwargs)))
@@ -558,7 +578,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Do nothing, because the threads end with the program."""
+        """Do nothing, because daemon threads end with the process."""
 
     def _work(self) -> None:
         while True:
@@ -574,13 +594,13 @@ class DaemonThreads(ThreadPoolExecutor):
 
 class AsyncExecutor:
     """
-    Run coroutine handlers as tasks on one event loop in a thread.
+    Run coroutine handlers as tasks on one event loop, which runs in its own thread.
 
-    Pings detect that a handler blocks the loop.
+    The renewer pings the loop with `watch`, to detect a handler that blocks it.
 
     Attributes:
-        note_step: stores the handler call that runs in the event loop (see `NoteStep`). It is called before and after
-            each step of a task. None if steps are not recorded.
+        note_step: called before and after each step of a task, to store the handler call that runs in the event loop
+            now (see `NoteStep`); None if this is not stored.
     """
 
     note_step: NoteStep | None = None
@@ -595,8 +615,8 @@ class AsyncExecutor:
         self._context = contextvars.copy_context()  # each handler call gets a copy of these context variables
         self._closing = False
         self._ping_lock = threading.Lock()
-        self._pinged_at: float | None = None  # when the unanswered ping was sent; None without an unanswered ping
-        self._missed = 0  # the number of checks since the unanswered ping
+        self._pinged_at: float | None = None  # when the last ping was sent; None after the loop has answered it
+        self._missed = 0  # the number of checks since the last ping, while the loop has not answered it
         self._is_block_logged = False
 
     def start(self) -> None:
@@ -613,7 +633,7 @@ class AsyncExecutor:
         return self._thread.is_alive()
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:
-        """Let the event loop call `function`, from another thread; do nothing if the loop is closed."""
+        """Let the event loop call `function`. Other threads may use this. If the loop is closed, do nothing."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *args)
 
@@ -663,11 +683,15 @@ class AsyncExecutor:
             loop.close()
 
     def _tick(self) -> None:
-        """Wake the loop each second, so that the loop raises an error if a handler has closed the loop's selector."""
+        """
+        Wake the event loop each second.
+
+        If a handler has closed the selector of the loop, the loop then raises an error.
+        """
         self._loop.call_later(TICK_SECONDS, self._tick)
 
     def fill(self) -> None:
-        """Free the slots of ended calls and start the next calls, in the event loop."""
+        """Free the slots of ended handler calls and start the next calls. Only the event loop may call this."""
         self._filling = False
         if self._timer is not None:
             self._timer.cancel()
@@ -686,9 +710,9 @@ class AsyncExecutor:
 
     def _start(self, run: HandlerCall) -> bool:
         """
-        Create the task of a handler call; return whether it was created.
+        Create a task that runs the handler call; return whether the task was created.
 
-        If the application's task factory raises, settle the messages of the call.
+        If the application's task factory raises an exception, settle the messages of the call with it.
         """
         coroutine: Coroutine[Any, Any, None] = self._run(run)
         if self.note_step is not None:
@@ -705,9 +729,9 @@ class AsyncExecutor:
 
     def _make_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
         """
-        Create a task for the event loop.
+        Create a task; the event loop calls this for each new task.
 
-        If a handler creates the task, its steps are recorded as steps of the handler call.
+        If a handler creates the task, the steps of the task count as steps of the handler call.
         """
         run = _current.get()
         if run is not None and self.note_step is not None and inspect.iscoroutine(coroutine):
@@ -735,16 +759,17 @@ class AsyncExecutor:
 
     def watch(self, now: float) -> list[HeldDelivery]:
         """
-        Ping the event loop, or count a missing answer to the last ping.
+        Ping the event loop, or count a check if the loop has not answered the last ping.
 
-        Also settle handler calls whose tasks were cancelled before their first step, because such tasks run no code.
+        Also settle the messages of handler calls whose tasks were cancelled before their first step. Such a task runs
+        no code, so it cannot settle them.
 
         Args:
             now: the monotonic time.
 
         Returns:
-            The deliveries to release: the prefetched messages of async handlers if the loop has just become blocked,
-            otherwise none.
+            The deliveries to return to Redis: the prefetched messages of coroutine handlers if the loop has just become
+            blocked, otherwise an empty list.
         """
         for run in self._inflight.runs():
             if run.task is not None and run.task.done() and run.unanswered:
@@ -773,7 +798,7 @@ class AsyncExecutor:
             return self._inflight.withdraw([held for held in self._inflight.deliveries() if held.handler.is_async])
 
     def _answer(self) -> None:
-        """Answer a ping, in the event loop: record that the loop runs."""
+        """Record that the event loop has answered the last ping. The event loop itself calls this."""
         with self._ping_lock:
             if self._missed:
                 self._inflight.note_loop()

@@ -243,8 +243,8 @@ class Settler:
         """
         Delay the next attempt to settle `deliveries`, all of the same shard, because of `error`.
 
-        If Redis refused the outcomes, they are sent again until the leases expire. Then the messages are redelivered. If
-        Redis is unavailable, the outcomes are sent again until it replies.
+        If Redis refused the outcomes, they are sent again until the leases expire. Then the messages are redelivered.
+        If Redis is unavailable, the outcomes are sent again until it replies.
         """
         self._backoff.note(deliveries[0].keys, error)
         if isinstance(error, RedisUnavailableError):
@@ -338,7 +338,7 @@ class Renewer:
 
     def is_behind(self, keys: Keys) -> bool:
         """
-        Return whether this process has not yet renewed a lease or settled an outcome that is overdue in this shard.
+        Return whether this process is late with renewing a lease or settling an outcome in the shard `keys`.
 
         If so, the scheduler must not reclaim expired leases of the shard, because they may be leases of this process.
         Renewals that Redis refuses do not count. An outcome counts until its lease has been expired for a third of the

@@ -357,11 +357,11 @@ class Inflight:
     """
     Store the deliveries of a process until they are settled, and share its slots among its queues.
 
-    Every public method is atomic. A free slot is given at once to a handler call that waits for it. If several calls get
-    slots, only one idle thread is woken. This thread takes a call and then wakes the next thread.
+    Every public method is atomic. A free slot is given at once to a handler call that waits for it. If several calls
+    get slots, only one idle thread is woken. This thread takes a call and then wakes the next thread.
 
-    The fetcher waits in `wait_for_capacity` for room for more messages. While the fetcher waits for wake-ups from Redis,
-    `watch` ends this wait when there is room.
+    The fetcher waits in `wait_for_capacity` for room for more messages. If the fetcher waits for wake-ups from Redis
+    instead, `watch` ends this wait when there is room.
 
     Args:
         handlers: the handlers of this process.
