@@ -22,7 +22,7 @@ REDIS_PORT = 6379
 HIGHEST_PORT = 65_535
 
 _SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-#: The last @ of the URL ends the password, because the password may contain an unencoded @.
+#: Matches a Redis URL. The last @ ends the password, because the password may contain an unencoded @.
 _FORM = re.compile(
     r"(?P<scheme>[a-z+]+)://(?:(?P<rights>[^/?#]*)@)?(?P<places>[^@/?#]*)(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?(?:#.*)?",
     re.DOTALL,
@@ -36,7 +36,7 @@ _OPTIONS |= {"username", "password", "max_connections", "socket_keepalive", "ins
 _OPTIONS |= {f"ssl_{name}" for name in ("ca_certs", "ca_path", "certfile", "keyfile", "cert_reqs", "password")}
 _OPTIONS |= {"ssl_check_hostname", "ssl_min_version", "ssl_ciphers"}
 
-#: TLS versions and their numbers in redis-py; older versions are refused as insecure.
+#: The allowed TLS versions, and the numbers that redis-py uses for them. Older versions are insecure.
 _TLS_VERSIONS = {"1.2": "771", "1.3": "772"}
 _NO = ("0", "f", "false", "n", "no", "")
 
@@ -47,11 +47,12 @@ class RedisUrl:
     A valid Redis URL.
 
     Attributes:
-        plain: the URL for redis-py; for Sentinel and Cluster only the credentials and options.
-        shown: the URL without its password and options.
-        is_exposed: whether a password crosses a network unencrypted.
-        sentinels: host and port of each sentinel.
-        service: Sentinel's name for the primary.
+        plain: the URL to pass to redis-py. For Sentinel and Cluster, it contains the credentials and options, but no
+            host.
+        shown: the URL without its password and options, for messages.
+        is_exposed: whether the password would cross a network unencrypted.
+        sentinels: host and port of each sentinel in the URL.
+        service: the name of the primary in Sentinel's configuration.
         sentinel_rights: user and password for the sentinels.
         nodes: host and port of each Cluster node in the URL.
     """
@@ -66,7 +67,7 @@ class RedisUrl:
 
 
 def check_url(url: str) -> RedisUrl:
-    """Parse `url`; the ConfigurationError for an invalid URL contains no text that may be a password."""
+    """Parse `url`. Raise ConfigurationError if it is invalid; the error contains no text that may be a password."""
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme not in _SCHEMES:
         raise ConfigurationError(
@@ -78,8 +79,8 @@ def check_url(url: str) -> RedisUrl:
     options = dict(parse_qsl(parts["query"], keep_blank_values=True))
     _check_options(options, _OPTIONS | _SENTINEL_OPTIONS if kind == "sentinel" else _OPTIONS)
     service, database = _check_place(scheme, hosts, parts["path"], options)
-    # Encode credentials and hosts, because redis-py decodes them. For some unencoded characters, redis-py raises an
-    # error that contains the password.
+    # Encode the credentials and hosts for redis-py, which decodes them. If some characters were not encoded, redis-py
+    # would raise an error that contains the password.
     rights = f"{quote(parts['rights'], ':%', errors='replace')}@" if parts["rights"] else ""
     place = kind or quote(parts["places"], ":%[]", errors="replace")
     has_password = ":" in parts["rights"] or "password" in options
@@ -96,7 +97,7 @@ def check_url(url: str) -> RedisUrl:
 
 
 def masked(url: str) -> str:
-    """Return `url` without its password and its query."""
+    """Return `url` without its password and its query, for messages."""
     try:
         parts, _ = _parts(url)
     except ConfigurationError:
@@ -107,7 +108,7 @@ def masked(url: str) -> str:
 
 
 def is_near(host: str) -> bool:
-    """Return whether `host` is this machine, so that no data crosses a network."""
+    """Return whether `host` is localhost or a loopback address, so that no data crosses a network."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -115,7 +116,7 @@ def is_near(host: str) -> bool:
 
 
 def _parts(url: str) -> tuple[dict[str, str], list[tuple[str, int | None]]]:
-    """Return the URL's parts by name, and its hosts with ports; raise ConfigurationError for a malformed URL."""
+    """Split a URL into its parts by name, and its hosts with ports. Raise ConfigurationError if it is invalid."""
     form = _FORM.fullmatch(url)
     places = form["places"].split(",") if form and form["places"] else []
     found = [one for one in map(_PLACE.fullmatch, places) if one and int(one["port"] or 1) <= HIGHEST_PORT]
@@ -130,7 +131,7 @@ def _parts(url: str) -> tuple[dict[str, str], list[tuple[str, int | None]]]:
 def _check_place(
     scheme: str, hosts: list[tuple[str, int | None]], path: str, options: dict[str, str]
 ) -> tuple[str, str]:
-    """Return Sentinel's name for the primary, and the path for redis-py: the database or the socket."""
+    """Check hosts and path. Return Sentinel's name for the primary, and the path of the URL for redis-py."""
     if scheme == "unix":
         if not path:
             raise ConfigurationError("Redis URL unix:// needs the socket's path, such as unix:///run/redis.sock")
@@ -161,8 +162,8 @@ def _check_place(
 
 
 def _check_options(options: dict[str, str], known: set[str]) -> None:
-    """Refuse unknown options. Refuse options that turn off TLS checks if the URL has no `insecure`."""
-    if set(options) - known:  # do not show the option: it may be a part of a password with an unencoded ?
+    """Refuse unknown options. Refuse options that turn off TLS certificate checks, unless `insecure` is true."""
+    if set(options) - known:  # do not show the option: if a password contains ?, its rest is parsed as an option
         raise ConfigurationError(
             f"Redis URL has an unknown option after its ? (in a password, write ? as %3F); "
             f"known: {', '.join(sorted(known))}"
@@ -180,7 +181,7 @@ def _check_options(options: dict[str, str], known: set[str]) -> None:
 
 
 def _for_redis_py(query: str) -> str:
-    """Return the options for redis-py, without the options that only reliq knows."""
+    """Return the options of `query` for redis-py, without the options that only reliq uses."""
     kept = []
     for pair in query.split("&"):
         name, _, value = pair.partition("=")
@@ -195,7 +196,7 @@ def _for_redis_py(query: str) -> str:
 RedisClient = Union["redis.Redis", "redis.asyncio.Redis", "redis.RedisCluster"]
 Target = str | RedisClient
 
-#: A pool has at most this many connections.
+#: A connection pool has at most this many connections.
 POOL_LIMIT = 64
 
 EXPOSED = (
@@ -204,14 +205,14 @@ EXPOSED = (
 )
 UNCHECKED = "this redis-py client accepts any certificate (ssl_cert_reqs='none'): name the authority instead"
 
-#: The settings to copy from a redis-py client of the application: address and credentials, and settings that begin with
-#: `ssl_`.
+#: The settings that reliq copies from a redis-py client of the application: its address and its credentials, and a few
+#: others. Settings that begin with `ssl_` are also copied.
 _KEPT = {"host", "port", "path", "db", "username", "password", "credential_provider", "client_name"}
 _KEPT |= {"socket_type", "socket_keepalive_options", "health_check_interval", "max_connections"}
 
 
 class Primary(NamedTuple):
-    """The addresses of the sentinels, the credentials for them, and their name for the Redis primary."""
+    """The name of a primary in Sentinel, the addresses of the sentinels, and the credentials for the sentinels."""
 
     service: str
     sentinels: Sequence[tuple[str, int]]
@@ -222,14 +223,14 @@ class Primary(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Address:
     """
-    The address and kind of a Redis, from a URL or a client.
+    The address of a Redis, taken from a URL or a redis-py client.
 
     Attributes:
-        hosts: host names or addresses; with Sentinel, the hosts of the sentinels; empty for a Unix socket.
-        servers: each server as HOST:PORT; the path of a Unix socket, or Sentinel's name for the primary.
+        hosts: the host names or IP addresses. With Sentinel, the hosts of the sentinels; empty for a Unix socket.
+        servers: each server as HOST:PORT. For a Unix socket, its path; with Sentinel, its name for the primary.
         database: the database number, 0 by default.
-        is_secure: whether the connection uses TLS.
-        is_cluster: whether it is a Cluster.
+        is_secure: whether connections use TLS.
+        is_cluster: whether the Redis is a Cluster.
     """
 
     hosts: tuple[str, ...]
@@ -240,7 +241,7 @@ class Address:
 
 
 def check_target(target: Target) -> None:
-    """Raise ConfigurationError if `target` is neither a URL nor a client that reliq can use."""
+    """Raise ConfigurationError if `target` is neither a valid URL nor a supported redis-py client."""
     if isinstance(target, str):
         check_url(target)
     elif not isinstance(target, redis.Redis | redis.asyncio.Redis | redis.RedisCluster):
@@ -248,12 +249,12 @@ def check_target(target: Target) -> None:
 
 
 def shown(target: Target) -> str:
-    """Return a target's URL without its password, or the kind of client."""
+    """Return the URL `target` without its password, or the class name of the redis-py client `target`."""
     return masked(target) if isinstance(target, str) else type(target).__name__
 
 
 def address(target: Target) -> Address:
-    """Return the address of a target, without connecting."""
+    """Return the address in a URL or redis-py client, without a connection to Redis."""
     given = _given(target)
     nodes = seeds(target)
     sentinel = primary(target)
@@ -270,7 +271,7 @@ def address(target: Target) -> Address:
 
 
 def seeds(target: Target) -> list[str]:
-    """Return the Cluster nodes that a target names, as HOST:PORT; none if it is not a Cluster."""
+    """Return the Cluster nodes in a URL or redis-py client, as HOST:PORT; an empty list if it is not a Cluster."""
     if isinstance(target, str):
         return [f"{host}:{port}" for host, port in check_url(target).nodes]
     if not isinstance(target, redis.RedisCluster):
@@ -280,7 +281,7 @@ def seeds(target: Target) -> list[str]:
 
 
 def weakness(target: Target) -> str:
-    """Return a warning if others can read data sent to `target`; empty if they cannot, or the URL has `insecure`."""
+    """Return a warning if a password would cross a network unencrypted, or if a client accepts any certificate."""
     if isinstance(target, str):
         return EXPOSED if check_url(target).is_exposed else ""
     given = _given(target)
@@ -290,7 +291,7 @@ def weakness(target: Target) -> str:
 
 
 def settings(target: Target) -> dict[str, Any]:
-    """Return a target's address and credentials, as settings of redis-py."""
+    """Return the address, credentials and options of a URL or client, as settings for redis-py connections."""
     given = _given(target)
     kept = {name: value for name, value in given.items() if name in _KEPT or name.startswith("ssl_")}
     if is_secure(target):
@@ -312,7 +313,7 @@ def _given(target: Target) -> dict[str, Any]:
 
 
 def is_secure(target: Target) -> bool:
-    """Return whether a target uses TLS."""
+    """Return whether a URL or redis-py client uses TLS."""
     if isinstance(target, str):
         return target.startswith("rediss")
     if isinstance(target, redis.RedisCluster):
@@ -326,7 +327,7 @@ def _is_ssl(kind: Any) -> bool:
 
 
 def primary(target: Target) -> Primary | None:
-    """Return the sentinels of a target, None if it does not use Sentinel."""
+    """Return how to find the primary by Sentinel; None if the URL or client does not use Sentinel."""
     if isinstance(target, str):
         url = check_url(target)
         rights: dict[str, Any] = dict(url.sentinel_rights)

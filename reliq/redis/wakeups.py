@@ -1,7 +1,8 @@
 """
-Wait for wake tokens by blocking commands, each on its own connection; one thread polls all connections.
+Wait for wake tokens of several shards at the same time.
 
-A wake token is a value in the Redis list `wake` of a shard; it announces that the shard has messages.
+A wake token is a value in the Redis list `wake` of a shard. It announces that the shard has messages. Each wait is a
+blocking command (BLPOP) on its own connection. One thread polls all these connections.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A wait without a token ends after this many seconds and is started again.
+#: A wait that gets no token ends after this many seconds and is started again.
 STAND_SECONDS = 180.0
-#: A failed wait is started again this many seconds after its start. Until then, regular polls of Redis find messages.
+#: A wait that failed is started again this many seconds after its previous start. Until then, only regular polls of
+#: Redis find messages.
 STAND_AGAIN_SECONDS = 1.0
-#: If the reply to a wait comes this many seconds after the wait's timeout, or later, the connection counts as broken.
+#: If Redis has not replied to a wait this many seconds after the timeout of the wait, the connection counts as broken.
 LATE_ANSWER_SECONDS = 5.0
-#: Seconds between two checks of the waits. A check ends waits on servers that failed or no longer have the keys.
+#: Seconds between two checks of the running waits. A check ends the waits on servers that failed, and on servers that
+#: no longer have the Redis keys of the shards.
 LOST_SECONDS = 1.0
-#: Redis deletes an unused poke (a value that interrupts a wait) after this many ms.
+#: A poke is a value that ends a wait early. Redis deletes a poke that no wait has taken after this many ms.
 POKE_MS = 5000
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A wait in Redis for one group of shards (place), with the connection and socket of this wait."""
+    """A wait in Redis for the tokens of one group of shards (place), and the connection that it uses."""
 
     place: Hashable
     node: ServerConnections
@@ -55,14 +58,16 @@ class _Wait:
 
 class WakeTokens:
     """
-    Waits for the wake tokens of shards. The waits run in Redis while the caller does other work.
+    Waits for the wake tokens of shards. The caller may do other work while Redis runs the waits.
 
-    A place is a group of shards that share one wait, because one command may use all their keys. In a Cluster, each
-    shard is a place of its own. One thread uses this object; other threads may call only `poke`. The connections do
-    not come from the transport's pool, which could be too small.
+    A place is a group of shards that share one wait. On a single server, all shards of this object are one place. In a
+    Cluster, each slot is its own place, because one command may use only keys of the same slot.
+
+    One thread uses this object. Other threads may call only `poke`. The waits do not use connections of the transport's
+    pool, because they would occupy them for long.
 
     Attributes:
-        standing: the places (groups of shards) with a running wait.
+        standing: the places whose wait is running.
     """
 
     def __init__(self, client: Client, wire: Transport) -> None:
@@ -81,7 +86,7 @@ class WakeTokens:
         self._checked_at = 0.0
 
     def serve(self, shards: Iterable[Keys]) -> dict[Hashable, list[Keys]]:
-        """Group shards by place, so that each group shares one wait; end the waits of groups that have changed."""
+        """Set the shards to wait for, and return them by place. End the waits of places whose shards have changed."""
         places: dict[Hashable, list[Keys]] = {}
         for keys in shards:
             places.setdefault(self._wire.place(keys.wake), []).append(keys)
@@ -92,17 +97,17 @@ class WakeTokens:
         return places
 
     def expect(self, place: Hashable, shards: Sequence[Keys]) -> None:
-        """Start a wait for the wake tokens of the `shards` at a place, unless a wait runs or has just failed."""
+        """Start a wait for the tokens of `shards` at their `place`, unless a wait is running or has just failed."""
         wait = self._waits.get(place)
         if wait is not None and place in self.standing:
-            if not set(shards) <= set(wait.shards):  # end the running wait, so that the next wait includes all shards
+            if not set(shards) <= set(wait.shards):  # end the running wait, which lacks some shards
                 with suppress(ReliqError):
                     self._client.run_all(commands.poke(self._poke_key(wait.shards), POKE_MS))
             return
         now = time.monotonic()
         if now < self._again_at.get(place, 0.0):
             return
-        # If a wait fails after a successful wait, the first restart is immediate; further restarts are delayed.
+        # If a wait fails after a wait without an error, its first restart is immediate. Further restarts are delayed.
         self._again_at[place] = now + STAND_AGAIN_SECONDS if place in self._again_at else now
         try:
             node = self._wire.node_for(shards[0].wake)
@@ -122,7 +127,7 @@ class WakeTokens:
             self._note_failure(place, shards, error)
 
     def came(self, seconds: float) -> tuple[list[Keys], list[Keys]]:
-        """Wait for tokens or a poke; return the shards with a token, and the shards with a failed wait."""
+        """Wait until a token or a poke arrives. Return the shards with a token, and the shards whose wait failed."""
         came: list[Keys] = []
         failed: list[Keys] = []
         for ready, _ in self._selector.select(seconds):
@@ -146,27 +151,27 @@ class WakeTokens:
         return came, failed
 
     def poke(self) -> None:
-        """Interrupt `came`; other threads may call this."""
+        """End the current or next `came` early. This method may be called from other threads."""
         try:
             self._poker.send(b"1")
         except OSError:
-            return  # pokes are pending already, or this object is closed
+            return  # `came` has not read earlier pokes yet, or this object is closed
 
     def pass_on(self, shards: Iterable[Keys]) -> None:
-        """Return unused tokens to Redis, so that other processes get them."""
+        """Give the tokens of `shards` back to Redis, so that other processes get them."""
         if requests := [request for keys in shards for request in commands.push_wake_token(keys)]:
             with suppress(ReliqError):
                 self._client.run_all(requests)
 
     def restart(self) -> None:
-        """End all waits, for example after an outage of Redis, because their connections may be dead."""
+        """Close the connections of all waits, for example after an outage of Redis. `expect` opens new connections."""
         for place in list(self._waits):
             self._end(place)
 
     def close(self) -> None:
-        """End all waits, and return unused tokens to Redis for other processes."""
+        """End all waits. Give tokens that have arrived back to Redis, so that other processes get them."""
         if self._selector.get_map() is None:
-            return  # closed already
+            return  # this object is closed already
         came, _ = self.came(0.0)
         self.restart()
         self._selector.close()
@@ -195,7 +200,7 @@ class WakeTokens:
         return wait
 
     def _lost(self) -> list[Keys]:
-        """End waits on servers that failed or no longer have the keys; return the shards of the failed servers."""
+        """End the waits on servers that failed or no longer have the shards. Return the shards of failed servers."""
         failed: list[Keys] = []
         for place in [*self.standing]:
             wait = self._waits[place]
@@ -214,12 +219,12 @@ class WakeTokens:
         return failed
 
     def _note_failure(self, place: Hashable, shards: Sequence[Keys], error: Exception) -> None:
-        """End a failed wait and log the error."""
+        """End the failed wait for `shards`, and log the error."""
         self._end(place)
         logger.debug("queue %s: waiting for a wake-up token failed: %s", shards[0].name, error)
 
     def _end(self, place: Hashable) -> None:
-        """End the wait of a group of shards, if there is a wait; a token in an unread reply is lost."""
+        """Close the connection of the wait at a place, if there is one. A token in an unread reply is lost."""
         self.standing.discard(place)
         if wait := self._waits.pop(place, None):
             self._selector.unregister(wait.socket)
