@@ -1,8 +1,8 @@
 """
-Read the messages of a state; lists, pages, counts and bulk changes all use `walk`.
+Read the messages of a state. Lists, pages, counts and bulk changes of messages all use `walk`.
 
-A walk reads bounded steps, so that no request blocks Redis for long. The queue can be in use meanwhile. Each walk reads
-one part of a state: one shard of the queue or, for waiting messages, one message key of a shard.
+A walk reads messages in bounded steps, so that no command blocks Redis for long, and the queue can be in use during the
+walk. Each walk reads one part of a state: one shard of the queue or, for waiting messages, one message key of a shard.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ EventKind = Literal["published", "failed", "claimed", "due", "dead", "expired", 
 #: Members of the sorted sets `ring` and `held` that are not message keys. In `ring`, "" stands for the states ready and
 #: retry, which take turns with the keys. In `held`, "\2" marks ordered messages that wait for their redelivery.
 NO_KEYS = ("", "\2")
-#: Dead letters may be large. So the first step reads one letter, and each later step at most twice the previous number.
-#: A step reads no more letters than probably fit into LETTERS_STEP_BYTES.
+#: Dead letters may be large. So the first step of a walk reads one dead letter, and each later step reads at most twice
+#: as many as the previous step. A step reads no more dead letters than probably fit into LETTERS_STEP_BYTES.
 FIRST_STEP = 1
 LETTERS_STEP_BYTES = MIB
 MARKS: dict[type[StateWord], EntryMark] = {Backoff: "nacked", Suspect: "suspect", Delayed: "delayed"}
@@ -56,13 +56,14 @@ PAGE_LIMIT = 200
 BODY_BYTES = 1024
 #: The first read of a stored message reads this many bytes: usually all headers, and the start of the body.
 START_BYTES = 2 * BODY_BYTES
-#: With a filter, a page reads this many messages in each step.
+#: If a filter is set, the method `page` reads this many messages in each step.
 SEARCH_STEP = 32
-#: With a rate, one step of a bulk method processes the messages that the rate allows in this many seconds.
+#: If a bulk method has a maximum rate, it processes together the messages that the rate allows in this many seconds.
 RATE_SECONDS = 0.2
-#: A page reads for at most this many seconds.
+#: The method `page` reads messages for at most this many seconds.
 LONGEST_SEARCH = 60
-#: For each state, the valid form of a position. A page begins after the position in its argument `after`.
+#: For each state, the valid form of a position in the state. The argument `after` of the method `page` contains a
+#: position.
 _POSITIONS = {
     **dict.fromkeys(("dead", "ended"), re.compile(r"[0-9]{1,20}-[0-9]{1,20}")),
     **dict.fromkeys(("pending", "unack"), re.compile(r"-?(inf|[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?) .*", re.DOTALL)),
@@ -122,14 +123,14 @@ def every_key(shard: QueueSession) -> Iterator[str]:
 
 
 def _keys_holding(shard: QueueSession) -> Iterator[list[str]]:
-    """Yield lists of the message keys in `held`; no list contains a key twice."""
+    """Yield lists of the message keys that have entries in the Redis key `held`; no list contains a key twice."""
     start = "-"
     while members := shard.run(
         Command(("ZRANGE", shard.keys.held, start, "+", "BYLEX", "LIMIT", 0, STEP_IDS), read_ids)
     ):
         keys = list(dict.fromkeys(member.partition("\0")[0] for member in members))
         yield keys
-        start = f"({keys[-1]}\1"  # skip the remaining entries of the last key
+        start = f"({keys[-1]}\1"  # skip all further entries of the last message key
 
 
 # ---- walks ------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Step(NamedTuple):
     Attributes:
         rows: all rows that the step read.
         chosen: the rows that match the filter.
-        place: the position at which the next step continues; None at the end of the part.
+        place: the position at which the next step continues; None if the step has reached the end.
     """
 
     rows: list[tuple[str, Any]]
@@ -161,9 +162,9 @@ def walk(part: StatePart, place: str = "", count: int = STEP_IDS, *, oldest_firs
 
     Args:
         part: the part of the state, with the filter.
-        place: the `place` of an earlier step; empty for the beginning.
+        place: the `place` of an earlier step, or an empty text to begin at the first message.
         count: approximate maximum number of messages in a step.
-        oldest_first: read dead letters oldest first instead of newest first, and skip letters that are written
+        oldest_first: read dead letters oldest first instead of newest first, and skip dead letters that are written
             during the walk.
     """
     queue, spot, where = part
@@ -221,9 +222,9 @@ def _choose(part: StatePart, rows: list[tuple[str, Any]]) -> list[tuple[str, Any
 
 def read_values(queue: QueueSession, ids: Sequence[str], *, whole: bool = False) -> list[bytes]:
     """
-    Read the header and the start of the body of each message; empty for a missing message.
+    Read the header and the start of the body of each message; return empty bytes for a missing message.
 
-    With `whole`, read the whole body.
+    With `whole`, read the header and the whole body.
     """
     keys = queue.keys
     values = queue.read_each([commands.body_start(keys, id, START_BYTES) for id in ids], b"")
@@ -242,14 +243,15 @@ def _read_sorted_set(
     """
     Read messages of a sorted set in the order of scores and ids.
 
-    A position consists of a score and an id, so it stays valid after its message has left the sorted set.
+    Begin after the position `after`. A position consists of the score and id of a message, so it stays valid after the
+    message has left the sorted set.
     """
     keys = queue.keys
     start = 0
     if after:
         score_text, _, id = after.partition(" ")
         score = float(score_text)
-        # the first index to read is between the number of lower scores and the number of lower or equal scores
+        # The first index to read is between the number of lower scores and the number of lower or equal scores.
         highest = (f"({score!r}", f"{score!r}")
         start, end = queue.run_all(
             [Command(("ZCOUNT", calls.redis_key(keys, place), "-inf", to), int) for to in highest]
@@ -269,9 +271,9 @@ def _read_list(queue: QueueSession, spot: Spot, after: str, count: int) -> tuple
     """
     Read messages of a list in the order of claims.
 
-    A position consists of the index and id of the last message that was read. Claims move this message toward the
-    front, so search for it at its index and before its index. If it is not found, it was claimed, and all messages
-    before it too; then continue from the front.
+    Begin after the position `after`, which consists of the index and id of the last message that was read. Claims
+    remove messages at the front, so this message is now at the same or a lower index: search for it there. If it is not
+    found, it was claimed, and all messages before it too. Then continue with the first message of the list.
     """
     keys = queue.keys
     index_text, _, id = after.partition(" ")
@@ -285,7 +287,7 @@ def _read_list(queue: QueueSession, spot: Spot, after: str, count: int) -> tuple
         first = 0 if from_newest is None else max(0, size - from_newest - STEP_IDS // 2)
         ids = queue.run(calls.ids_at(keys, spot, first, STEP_IDS + count + 1))
         start = _behind(id, ids[:STEP_IDS])
-        if first and not start:  # not found: the message was claimed
+        if first and not start:  # the last read message was not found, so it was claimed
             first = 0
             ids = queue.run(calls.ids_at(keys, spot, 0, count + 1))
     rows = [(f"{first + at} {id}", id) for at, id in enumerate(ids[start : start + count], start + 1)]
@@ -398,7 +400,7 @@ class Entry:
 
 
 def entries(part: StatePart, rows: Iterable[tuple[str, Any]]) -> list[Entry]:
-    """Return the messages of rows as entries; skip messages that have left their sorted set meanwhile."""
+    """Return an `Entry` for each row of a step; skip messages that have left their sorted set since the step."""
     found = [row for _, row in rows]
     if part.spot == "dead":
         return [replace(letter_entry(letter), body=letter.payload[:BODY_BYTES]) for letter in found]
@@ -408,7 +410,7 @@ def entries(part: StatePart, rows: Iterable[tuple[str, Any]]) -> list[Entry]:
 
 
 def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> list[Entry]:
-    """Return messages that have not ended as entries."""
+    """Return an `Entry` for each message that has not ended; skip messages that have left their sorted set."""
     keys = queue.keys
     has_scores = state in ("pending", "unack")
     requests: list[Request[Any]] = [
@@ -456,7 +458,7 @@ def message_entries(queue: QueueSession, state: Place, ids: Sequence[str]) -> li
 
 
 def letter_entry(letter: DeadLetter) -> Entry:
-    """Return a dead letter as an entry."""
+    """Return the `Entry` of a dead letter."""
     return Entry(
         letter.id,
         "dead",
@@ -497,7 +499,7 @@ class Tally:
         done: number of messages that were deleted, cancelled, moved or redriven.
         running: number of messages with a running handler. After a delete or cancel, these messages are not retried; a
             move leaves them unchanged.
-        kept: number of messages left unchanged, because the other queue already has their ids or refuses them.
+        kept: number of messages left unchanged, because the other queue already has their ids or does not accept them.
         gone: number of messages that had ended before the method reached them.
     """
 
@@ -526,7 +528,8 @@ class Tally:
         return ", ".join(parts)
 
 
-#: Called after each step, with the number of messages that the step read, and the sum of all steps.
+#: A callback that is called after each step, with the number of messages that the step read, and with the sum of the
+#: results of all steps so far.
 OnStep = Callable[[int, Tally], None]
 
 
@@ -539,15 +542,15 @@ def each(
     rate: float | None = None,
 ) -> Tally:
     """
-    Call `do` with the matching rows of each step; return the sum of the results.
+    Read the parts of a state, call `do` with the matching messages of each step, and return the sum of the results.
 
-    In each part, the number of processed messages is limited to the size of the part at the start. So this method ends
-    even if new messages are published all the time.
+    In each part, at most as many messages are processed as the part contains at the start. So this function ends even
+    if new messages are published all the time.
 
     Args:
         parts: the parts of the state.
         nothing: a result with all numbers 0.
-        do: processes rows of a part, and returns the result.
+        do: a function that processes messages of a part, and returns the result.
         on_step: called after each step.
         limit: maximum number of messages; None for all.
         rate: maximum number of processed messages per second; None for no limit.
@@ -569,7 +572,7 @@ def each(
                 looked = 0
                 if rate is not None:
                     free_at = max(free_at, time.monotonic() - RATE_SECONDS) + done.done / rate
-                    while (wait := free_at - time.monotonic()) > 0:  # sleep in short steps, so that `on_step` can raise
+                    while (wait := free_at - time.monotonic()) > 0:  # short sleeps, so that `on_step` can raise soon
                         time.sleep(min(wait, RATE_SECONDS))
                         on_step(0, total)
             if left <= 0 or total.found == limit:
@@ -587,9 +590,9 @@ class MessagePage:
 
     Attributes:
         items: the messages in the order of delivery; dead letters and ended messages newest first.
-        looked: number of messages that were read to find the items.
-        of: number of messages in the state.
-        after: the argument `after` for the next page; None on the last page.
+        looked: number of messages that were read to fill this page.
+        of: number of messages in the state, with or without a match.
+        after: the value to pass as `after` for the next page; None on the last page.
     """
 
     items: Sequence[Entry]
@@ -605,11 +608,11 @@ class DeadGroup:
 
     Attributes:
         reason: one of `DEATH_REASONS`.
-        raised: class and source line of the exception; empty without an exception. `Filter(reason=, raised=)` matches
-            the same letters.
-        count: number of dead letters that were read.
-        newest: when the newest of these messages died, in unix seconds by the server's clock.
-        example: the id of the newest message.
+        raised: class and source line of the exception; empty without an exception. A `Filter` with this `reason` and
+            `raised` matches the same dead letters.
+        count: number of dead letters with this cause, of the dead letters that were read.
+        newest: when the newest message of this group died, in unix seconds by the server's clock.
+        example: the id of the newest message of this group.
     """
 
     reason: str
@@ -626,8 +629,8 @@ class DeadGroups:
 
     Attributes:
         groups: the groups.
-        looked: number of letters that were read, beginning with the newest.
-        of: number of letters in the queue.
+        looked: number of dead letters that were read, beginning with the newest.
+        of: number of dead letters in the queue.
     """
 
     groups: Sequence[DeadGroup]
@@ -658,7 +661,8 @@ class MessageReads(AdminBase):
             state: `pending`, `ready`, `waiting`, `unack`, `retry`, `garbage`, `dead` or `ended`.
             where: the filter.
             without: numbers of shards to skip, for example `shards(queue).away`.
-            on_step: called after each step, with the number of messages that the step read, and the sum of all steps.
+            on_step: called after each step, with the number of messages that the step read, and with the sum of the
+                results of all steps so far.
         """
         session, place = self._state(queue, state, where)
         return _each_entry(parts_of(session, place, where, without), on_step)
@@ -677,17 +681,17 @@ class MessageReads(AdminBase):
         Return the next messages of a state that match the filter, in the order of `messages`.
 
         A message that keeps its position is on exactly one page. A message that enters the state at a position before
-        the page is on no page. A message that moves to a later position, for example because its lease is renewed, may
-        be on several pages. A message in garbage may also be on several pages. So may a message in a list, if the last
-        message of a page was removed from the middle of the list.
+        the next page is on no page. A message may be on several pages if it moves to a later position, for example
+        because its lease is renewed; if it is in garbage; or if it is in a list, and the last message of a page was
+        removed from the middle of this list.
 
         Args:
             queue: name of the queue.
             state: a state, as in `messages`.
             where: the filter. For the state `waiting` it must name a key, because each key has its own pages.
             after: the `after` of the previous page; None for the first page.
-            limit: maximum number of messages, up to 200.
-            for_seconds: return the page after this time, up to a minute, even if it has fewer messages.
+            limit: maximum number of messages on the page, up to 200.
+            for_seconds: return the page after this time, up to a minute, even if it has fewer than `limit` messages.
         """
         most = check_int("limit", limit, least=1, most=PAGE_LIMIT)
         until = time.monotonic() + seconds("for_seconds", for_seconds, most=LONGEST_SEARCH)
@@ -719,7 +723,7 @@ class MessageReads(AdminBase):
         """
         Count the messages of a state that match the filter `where`.
 
-        Without a filter, or for one key in `waiting`, this needs a single round trip.
+        Without a filter, or with only a message key for `waiting`, this needs a single round trip to Redis.
         """
         session, place = self._state(queue, state, where)
         if place == "waiting" and where == EVERYTHING:
@@ -733,7 +737,7 @@ class MessageReads(AdminBase):
         self, queue: str, where: Filter = EVERYTHING, *, for_seconds: float = 1.0, without: Collection[int] = ()
     ) -> DeadGroups:
         """
-        Group the newest dead letters by cause.
+        Read the newest dead letters of a queue, and group them by cause.
 
         Args:
             queue: name of the queue.
@@ -765,7 +769,7 @@ class MessageReads(AdminBase):
         self, queue: str, state: str, where: Filter, allowed: Sequence[Place] = PLACES
     ) -> tuple[QueueSession, Place]:
         """
-        Check the arguments of a method; return the queue's session and the state.
+        Check the queue, state and filter that a method was given; return the queue's session and the state.
 
         Raises:
             ConfigurationError: the queue is unknown, or the state or the filter is not allowed.
@@ -786,10 +790,10 @@ def _each_entry(parts: Iterable[StatePart], on_step: OnStep) -> Iterator[Entry]:
 
 def _read_place(text: str | None, state: Place, parts: int) -> tuple[int, str]:
     """
-    Decode the `after` of a page: return the index of the state's part, and the position in this part.
+    Decode the `after` of a page; return the index of a part of the state, and the position in this part.
 
     Raises:
-        ConfigurationError: the text is not the `after` of a page of this state.
+        ConfigurationError: `text` is not the `after` of a page of this state.
     """
     if text is None:
         return 0, ""

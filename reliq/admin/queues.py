@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 
 #: Number of Redis keys in one step of a SCAN, which blocks Redis for less than a millisecond.
 STEP_KEYS = 1000
-#: A scan finds queues by Redis keys with these endings and types. Every queue with messages has the first key, also in
-#: the Go layout. A queue that has only dead letters has the second key.
+#: A scan finds queues by Redis keys with these endings and types. Every queue with messages has a key with the first
+#: ending, also in the Go layout. A queue that has only dead letters has a key with the second ending.
 KEY_ENDINGS = {":retry:cnt": "hash", ":dead": "stream"}
 #: A glob pattern that matches the Redis keys with either ending, and few other keys.
 _PATTERN = "*:[dr]e[at][dr]*"
-#: Rates use the newest totals of a queue that workers stored at least FRESH_MS and at most STALE_MINUTES ago.
+#: Rates are computed from the current totals of a queue, and from the newest totals that workers stored at least
+#: FRESH_MS and at most STALE_MINUTES ago.
 FRESH_MS = 20_000
 STALE_MINUTES = 3
 
@@ -53,11 +54,13 @@ class Overview:
     Attributes:
         queues: the counts of each queue.
         workers: the records of the workers; None if unknown.
-        unreadable: for each queue without counts, the reason: no rights, a key of another type, or a malformed total.
-        servers: INFO of each Redis server, by its name; without the sections that this user may not read.
+        unreadable: why each queue without counts could not be read: no rights, a Redis key of another type, or a malformed
+            total.
+        servers: INFO of each Redis server, by the server's name; without the sections that this user may not read.
         at: when the counts were read, in seconds of `time.monotonic()`.
-        left_out: number of registered queues that are not included.
-        unknown: why `workers` is None, for example because Redis does not answer or refuses writes; else empty.
+        left_out: number of registered queues that are not included, because there are too many.
+        unknown: why `workers` is None, for example because Redis does not answer or refuses writes; empty if `workers` is
+            not None.
     """
 
     queues: Sequence[QueueSnapshot]
@@ -75,7 +78,7 @@ class ShardsView:
     The shards of a queue.
 
     Attributes:
-        map: the number of shards now, and before the last change.
+        map: the shard map of the queue, with the number of shards now and before an unfinished change.
         counts: the counts of each shard, beginning with shard 0; None for a shard whose Redis does not answer.
         away: the numbers of the shards that did not answer.
     """
@@ -88,7 +91,10 @@ class ShardsView:
 @dataclass(frozen=True, slots=True)
 class MinuteStats:
     """
-    Figures of a queue for one minute. If workers stored no totals for some minutes, each figure is a mean per minute.
+    Figures of a queue for one minute.
+
+    The figures are computed from totals that workers store each minute. If workers stored no totals for some minutes,
+    each figure is a mean per minute.
 
     Attributes:
         at: end of the minute, in unix seconds by the server's clock.
@@ -97,8 +103,8 @@ class MinuteStats:
         failed: number of deliveries that failed or whose lease expired.
         dead: number of messages that became dead letters.
         waiting: number of messages that were due but not delivered when the minute ended.
-        oldest: for how many seconds the oldest of these messages had been due; None if no message waited, or if this
-            time was not stored.
+        oldest: for how many seconds the oldest of the waiting messages had been due; None if no message waited, or if
+            this time was not stored.
     """
 
     at: float
@@ -115,9 +121,9 @@ class QueueReads(AdminBase):
 
     def queues(self, names: Sequence[str] = (), *, scan: bool = False) -> Overview:
         """
-        Return counts, lateness, workers and rates of queues; by default of all registered queues.
+        Return the counts, lateness, workers and rates of queues; by default of all registered queues.
 
-        The rates are for the last minute.
+        The rates are for about the last minute.
 
         Args:
             names: names of the queues to return, in this admin's layout; empty for all registered queues.
@@ -131,7 +137,7 @@ class QueueReads(AdminBase):
         Return the counts of a queue; `missing` is 0 if each published message has ended or is alive.
 
         All counts of a shard are read at one moment. In a layout of the Go library, the totals include only the work of
-        reliq, because Go programs count no messages.
+        reliq, because programs in Go do not update the totals.
         """
         session = self._queue(queue)
         return Counts.sum(*answered(session.try_all([transitions.counts(keys) for keys in session.counted])))
@@ -165,7 +171,7 @@ class QueueActions(AdminBase):
             queue: name of the queue.
             reason: why the queue is paused, for other operators.
             for_: seconds until the queue resumes; None for no end before `resume`.
-            by: who pauses the queue; by default user@host of this process.
+            by: name of the operator who pauses the queue; by default user@host of this process.
 
         Raises:
             RedisUnavailableError: Redis does not answer. For a queue with several shards, the error names the shards
@@ -187,8 +193,8 @@ class QueueActions(AdminBase):
         """
         Delete a queue without living messages, and its registry entry.
 
-        Two kinds of Redis keys are not deleted, but expire by their TTL: the keys that store each client's last call,
-        and the keys that keep chosen ids taken.
+        Two kinds of Redis keys are not deleted, but expire by their TTL: the keys that store the reply of a client's
+        last script call, and the keys that keep the chosen ids of ended messages taken.
 
         Args:
             queue: name of the queue.
@@ -198,8 +204,8 @@ class QueueActions(AdminBase):
             The number of deleted dead letters.
 
         Raises:
-            ConfigurationError: the queue has messages, dead letters (without `letters`) or a worker, or was in use
-                less than a minute ago.
+            ConfigurationError: the queue has messages or a worker, was in use less than a minute ago, or has dead letters
+                and `letters` is not set.
         """
         session = self._queue(queue)
         keys = session.keys
@@ -209,8 +215,8 @@ class QueueActions(AdminBase):
             raise ConfigurationError(
                 f"queue {keys.name!r} is served by a worker: {', '.join(serving[:5])}; stop it first"
             )
-        # A process registers its queue at most once in NAMING_SECONDS. If the queue were deleted within this time, the
-        # process could publish to a queue without a registry entry.
+        # A process registers its queue at most once in NAMING_SECONDS. If an operator deleted the queue within this
+        # time, the process could publish to a queue without a registry entry.
         named = whole_number(session.run(Command(("HGET", QUEUES_KEY, keys.entry), lambda reply: reply or b"")))
         now_ms = session.run(commands.server_ms())
         left = 0 if named is None else math.ceil(NAMING_SECONDS + 1 - (now_ms / 1000 - named))
@@ -226,7 +232,7 @@ class QueueActions(AdminBase):
                 [
                     answer
                     for shard, answer in answers
-                    # Ignore refusals for shards that the queue never had, because the user may have no rights on them.
+                    # Ignore refusals for shards that the queue never had: the Redis user may have no rights on them.
                     if shard.shard < session.map.ever or not isinstance(answer, RedisRefusedError)
                 ]
             )
@@ -243,7 +249,7 @@ class QueueActions(AdminBase):
                 )
             return kept
 
-        # Try all possible shards, because the map with the number of shards may be lost.
+        # Check and delete all possible shards, because Redis may have lost the map with the number of shards.
         shards = [keys] if keys.bare else [keys.of_shard(shard) for shard in range(SHARDS_LIMIT)]
         forget(shards, look=True)
         # delete shard 0 last, because it stores the shard map
@@ -255,8 +261,8 @@ class QueueActions(AdminBase):
         """
         Start a change to `number` shards, or continue an interrupted change to the same number.
 
-        Publishers and workers continue meanwhile. Workers or `finish_resize` finish the change. Ids are still
-        deduplicated, even while some publishers have the old shard map.
+        Publishers and workers continue during the change. Workers or `finish_resize` finish the change. Ids are
+        deduplicated as before, even while some publishers use the old shard map.
 
         Raises:
             ConfigurationError: `number` is not a power of two, or a change to another number is not finished.
@@ -268,8 +274,8 @@ class QueueActions(AdminBase):
         """
         Move messages to their new shards; return how many messages are left in their old shards.
 
-        Messages that are leased to workers cannot be moved. Call this again until no messages are left; then the change
-        is finished.
+        Messages that are leased to workers cannot be moved. Call this again until it returns 0; then the change is
+        finished.
         """
         session = self._queue(queue)
         return max(ShardChange(session, session.keys).steps(count=True), default=0)
@@ -277,9 +283,9 @@ class QueueActions(AdminBase):
 
 def chosen(session: Session, named: Sequence[Keys], *, scan: bool = False) -> Selection:
     """
-    Return the named queues; without names, the registered queues, sorted by name.
+    Return the queues in `named`; if it is empty, return the registered queues, sorted by name.
 
-    With `scan`, scan all Redis keys, and include the unregistered queues that are found.
+    With `scan`, also scan all Redis keys, and include the unregistered queues that the scan finds.
     """
     if named:
         return Selection(named)
@@ -318,7 +324,7 @@ def _scanned(session: Session) -> list[Keys]:
 
 
 def _queue(session: Session, base: str) -> Keys | None:
-    """Return the queue whose keys start with `base`; None if `base` does not fit any queue."""
+    """Return the queue whose Redis keys start with `base`; None if no queue can have such keys."""
     tagged = base.startswith("{") and base.endswith("}")
     parts = (base[1:-1] if tagged else base).split(":")
     if tagged and parts[0] == Layout.RELIQ.prefix:
@@ -339,9 +345,9 @@ def _queue(session: Session, base: str) -> Keys | None:
 
 def overview(session: Session, selection: Selection, maps: ShardMaps, *, since: Overview | None = None) -> Overview:
     """
-    Read the counts of queues, with the rates since the overview `since`.
+    Read the counts of queues, and compute their rates since the earlier overview `since`.
 
-    Without `since`, use the rates since the totals that workers stored about a minute ago.
+    Without `since`, compute the rates since the totals that workers stored about a minute ago.
     """
     snapshot = SnapshotReader(session.client, lambda: selection.queues, maps).look()
     servers = info_of(session)
@@ -389,9 +395,9 @@ def histories_of(
     session: Session, queues: Sequence[Keys], minutes: int, maps: ShardMaps
 ) -> dict[Keys, list[MinuteStats]]:
     """
-    Return the figures of the last minutes of queues, oldest first.
+    Return the figures of each queue for the last minutes, oldest first.
 
-    If Redis refuses to read a queue, its list is empty.
+    If Redis refuses to read a queue, the list of this queue is empty.
     """
     check_int("minutes", minutes, least=1, most=commands.MINUTES_LIMIT)
     notes, _ = _notes(session, queues, minutes, maps)
@@ -428,9 +434,9 @@ def _notes(
     session: Session, queues: Sequence[Keys], minutes: int, maps: ShardMaps
 ) -> tuple[dict[Keys, list[list[Totals]]], int]:
     """
-    Return the totals that workers stored each minute for each shard, oldest first; and the server's time in unix ms.
+    Return the totals that workers stored for each shard in the last minutes, and the server's time in unix ms.
 
-    If Redis refuses to read a shard, its list is empty.
+    The totals of a shard are in a list, oldest first. If Redis refuses to read a shard, its list is empty.
     """
     now_ms = session.run(commands.server_ms())
     this = now_ms // commands.MINUTE_MS
@@ -453,7 +459,7 @@ def _minute(shards: Sequence[tuple[Totals, Totals]]) -> MinuteStats:
     Return the figures of a queue for one minute.
 
     Args:
-        shards: for each shard, the totals before and after the minute.
+        shards: for each shard, the totals that were stored before and after the minute.
     """
 
     def moved(total: str) -> int:

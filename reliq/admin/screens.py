@@ -16,14 +16,14 @@ _UNUSUAL_IN_BODY = re.compile(r"[^\n\x20-\x7e]")
 
 
 def format_missing(away: Sequence[int]) -> str:
-    """Return the hint that the figures are partial, because the Redis of the shards `away` does not answer."""
+    """Return a hint that figures are partial, because the Redis of the shards in `away` does not answer."""
     shards = "shard" if len(away) == 1 else "shards"
     return f"partial: without {shards} {', '.join(map(str, away))}, whose Redis is away"
 
 
 def account(counts: Counts, layout: str) -> dict[str, int | None]:
     """
-    Return the totals of a queue, with the numbers of living and missing messages.
+    Return the totals of a queue, with its numbers of living and missing messages.
 
     `missing` is None in a layout of the Go library.
     """
@@ -48,12 +48,12 @@ def format_rate(per_second: float) -> str:
 
 
 def format_limit(limit: object) -> object:
-    """Return a limit for the output; several values become one text, and None becomes empty."""
+    """Return a limit for the output: several values are joined to one text, and None becomes an empty text."""
     return ", ".join(map(str, limit)) if isinstance(limit, tuple) else limit or ""
 
 
 def pretty(body: bytes) -> Iterator[str]:
-    """Yield the lines of a body: JSON is indented, text is unchanged, and other bytes are escaped."""
+    """Yield a body as lines of text: JSON is indented, other text is unchanged, and invalid UTF-8 is escaped."""
     import msgspec  # noqa: PLC0415  completion of a command does not wait for it
 
     try:
@@ -80,6 +80,6 @@ def as_value(body: bytes) -> Any:
 
 
 def start_of(body: bytes, limit: int) -> str:
-    """Return the first `limit` characters of a body as text; `…` at the end marks a cut body."""
+    """Return the start of a body as text of at most `limit` characters; `…` at the end marks a cut body."""
     text = body[: 4 * limit].decode("utf-8", "replace")
     return text if len(text) <= limit else text[: limit - 1] + "…"
