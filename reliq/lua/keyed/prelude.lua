@@ -1,24 +1,28 @@
--- Functions for queues with message keys or limits. A function here replaces the function with the same name in
--- ../prelude.lua.
+-- Lua functions for queues with message keys or limits. A function in this file replaces the function with the same
+-- name in ../prelude.lua. In this file, "key" means a message key.
 --
--- A message's key is stored after its retries: `12 tenant-7`. A cost other than 1 follows the key: `12 tenant-7\3800`.
--- A message without a key has the empty key, ``. Messages with a priority have one of the reserved keys \1high and
--- \1low; keys of publishers contain no control characters.
+-- The hash `retries_left` stores a message's key after its number of retries: `12 tenant-7`. A cost other than 1
+-- follows the key: `12 tenant-7\3800`. A message without a key has the empty text as its key. Messages with a priority
+-- have the reserved key \1high or \1low. Publishers cannot use these keys, because message keys contain no control
+-- characters.
 --
--- A key queue is a list of the waiting messages of a key, the oldest at the right. The sorted set `ring` has the keys
--- that may be served; the score of a key is its pass. The key with the lowest pass is served next, and each message
--- raises the pass by 1 / weight. The empty key in the ring has the pass of ready and retry.
+-- A key queue is a list of the waiting messages of a key, with the oldest message at the right end. The sorted set
+-- `ring` has the keys whose messages may be claimed. The score of a key in `ring` is called its pass: messages of the
+-- key with the lowest pass are claimed next, and each claimed message raises the pass of its key by 1 / weight. The
+-- pass of the empty key applies to `ready` and `retry`.
 --
--- The sorted set `held` has an entry KEY\0ID for each message that counts against the limit of its key. The entry is
--- added before the message is leased, and removed after its lease has ended. An ordered message that waits after a nack
--- or a snooze keeps its entry, so its key stays blocked. Another entry, \2\0ID, shows that the message does not run.
+-- The sorted set `held` has an entry KEY\0ID for each message that counts against the concurrency limit of its key. A
+-- script adds the entry before it leases the message, and removes it after the lease has ended. In an ordered queue, a
+-- message keeps this entry while it waits after a nack or a snooze, so no other message of the key starts. It then also
+-- has the entry \2\0ID, which shows that it does not run.
 --
--- The sorted set `asleep` has the throttled and paused keys. It has the empty key if the whole queue is throttled.
+-- The sorted set `asleep` has the throttled and paused keys, with the times when they end. It has the empty key if the
+-- whole queue is throttled.
 
 local key_of, priorities, limits_read, purse_read = {}, { ['\1high'] = 4, ['\1low'] = 0.25 }, nil, nil
 
--- Read and write the stored text of a message, such as `12 tenant-7\3800`: its retry count, key and cost. Key and cost
--- together are the line of the message.
+-- Read and write the text that `retries_left` stores for a message, such as `12 tenant-7\3800`: its number of retries,
+-- key and cost. Key and cost together (`tenant-7\3800`) are called the line of the message.
 local function line_in(text) return text and text:match('^%-?%d+ (.+)$') or '' end
 local function key_in(text) return text and text:match('^%-?%d+ ([^\3]+)') or '' end
 local function cost_in(text) return tonumber((text or ''):match('\3(%d+)$') or 1) end
@@ -26,7 +30,8 @@ local function left_in(text) return text and text:match('^%-?%d+ .') and text:ma
 local function key_of_line(its_line) return its_line:match('^[^\3]*') end
 local function counted(left, its_line) return its_line == '' and left or left .. ' ' .. its_line end
 
--- Return key and cost (the line) from the header of a message's value; an empty text if they are missing or invalid.
+-- Return the line of a message (its key and cost) from the header of its stored value. Return an empty text if the
+-- header has no valid line.
 local function line_of_value(value)
   local header = (type(value) == 'string' and value or ''):match('^RELIQ/1 ([^\n]*"k":[^\n]*)\n')
   local is_json, read_header = pcall(cjson.decode, header or '')
@@ -53,7 +58,7 @@ local function limits_now()
   return limits_read
 end
 
--- Return how many messages of a key may run at the same time; nil for any number.
+-- Return the concurrency limit of a key: how many of its messages may run at the same time. Return nil without a limit.
 local function places_of(key) return key ~= '' and not priorities[key] and limits_now().per_key or nil end
 local function places_free(key)
   local most = places_of(key)
@@ -64,16 +69,17 @@ local function weight_of(key)
   return weight and weight > 0 and weight or priorities[key] or 1
 end
 
--- Return the rate of a key, or the rate of the queue for the empty key: the us between two starts, and the burst.
+-- Return the rate limit of a key: the us between two starts, and the burst. For the empty key, return the rate limit of
+-- the whole queue.
 local function rate_of(key)
   local conf = limits_now()
   if key == '' then return conf.rate_us, conf.burst end
   if not priorities[key] then return conf.key_rate_us, conf.key_burst end
 end
 
--- Read the token bucket of a key. Return how many messages may start now (any number for a key without a rate), and
--- when the bucket is full again, in unix us. If the clock went back, the stored time is too late; it is then replaced
--- by the time at which an empty bucket would be full.
+-- Read the token bucket of a key's rate limit. Return how many messages may start now (`math.huge` without a limit),
+-- and when the bucket will be full again, in unix us. If Redis' clock was set back, the stored time is too late. Then
+-- use the time at which an empty bucket would be full.
 local function bucket(key)
   local every, burst = rate_of(key)
   if not every then return math.huge end
@@ -81,24 +87,24 @@ local function bucket(key)
   return math.max(0, math.floor(burst - (full - us) / every + 1e-6)), full
 end
 
--- Return when the token bucket of a key allows the next start, in unix ms. `full` is when the bucket is full again, in
--- unix us.
+-- Return when the rate limit of a key allows the next start, in unix ms. `full` is the time when the token bucket of
+-- this limit will be full again, in unix us.
 local function next_start(key, full)
   local every, burst = rate_of(key)
   return math.ceil((full - (burst - 1) * every) / 1000)
 end
 
--- Return whether a score in `asleep` belongs to a key that is throttled by its rate. Such scores have 0.2 ms added,
--- which distinguishes them from all other scores.
+-- Return whether a key in the sorted set `asleep` is throttled by its rate limit, and not by a handler or an operator.
+-- `until_then` is the key's score, the end of the throttling. `throttle` adds 0.2 ms to the scores of such keys.
 local function is_throttled(until_then) return until_then and until_then * 10000 - ms_of(until_then) * 10 > 1 end
 local function throttle(sleeps, buckets, key, full)
   pair(sleeps, score(next_start(key, full)) .. '2', key)
   pair(buckets, string.format('%.0f', full), key)
 end
 
--- Return a table for the token bucket of the queue's rate by cost; nil without such a rate. `full` is when the bucket
--- is full again. If the next message costs more than the bucket has, `waits` is when the bucket will have enough. After
--- `job.spent` reports a higher cost, the bucket may be in debt, by at most its whole size.
+-- Return a table for the token bucket of the queue's rate limit by cost, or nil without such a limit. `full` is the
+-- time when the bucket will be full again. If the bucket cannot pay for the next message, `waits` is the time when it
+-- can. If jobs report a higher cost with `job.spent`, the bucket may be in debt, by at most its burst.
 local function purse()
   local conf = limits_now()
   if not conf.cost_ns or purse_read then return purse_read end
@@ -107,18 +113,19 @@ local function purse()
   local most = us + 2 * whole
   local full, waits = tonumber(redis.call('ZSCORE', rates, '\3') or 0), tonumber(redis.call('ZSCORE', rates, '\4') or 0)
   local costs = { every = every, most = most, full = math.min(math.max(full, us), most), waits = math.min(waits, most) }
-  -- A stored time after `most` means that the clock went back.
+  -- If a stored time is after `most`, Redis' clock was set back. Then cut the time to `most`.
   local is_cut, is_spent = math.max(full, waits) > most, false
 
-  -- If this call has changed the bucket, add its times to `buckets`, which the caller writes to Redis.
+  -- If this script call has changed the token bucket, add its new times to the list `buckets`. The caller writes this
+  -- list to Redis.
   function costs.keep(buckets)
     if is_spent or is_cut then pair(buckets, string.format('%.0f', math.ceil(costs.full)), '\3') end
     if costs.is_short or is_cut then pair(buckets, string.format('%.0f', costs.waits), '\4') end
   end
 
-  -- Pay the cost of a message from the bucket, and return whether this was possible. If the bucket has too little, set
-  -- `waits` to the time when it has enough. Until then no message starts; otherwise cheap messages would always
-  -- overtake an expensive message. A cost above the size of the bucket can be paid if the bucket is full.
+  -- Take the cost of a message from the token bucket, and return whether the bucket had enough. If not, set `waits` to
+  -- the time when the bucket will have enough. No message of the queue starts until then, because otherwise cheap
+  -- messages would always overtake an expensive message. If the cost is higher than the burst, a full bucket is enough.
   function costs.pay(cost)
     local price = cost * every
     local may_start = costs.full + math.min(price, whole) - whole
@@ -131,15 +138,17 @@ local function purse()
   return costs
 end
 
--- After a refund, or after waiting messages were removed, let the next claim check again whether the bucket has enough
--- for the next message.
+-- While the token bucket of the rate limit by cost has too little for the next message, claims wait until a stored
+-- time. Delete this time after a refund or after waiting messages were removed, so that the next claim checks the
+-- bucket again.
 local function price_head()
   if redis.call('ZREM', rates, '\4') == 1 then push_token() end
 end
 
--- Correct the bucket by the real costs of messages. A receipt with a real cost contains `KEY\3COST CLAIM`; CLAIM is the
--- time of the claim (the fencing token). If a message cost less than it has paid, the bucket gets the difference back,
--- minus the amount that the bucket has gained since the claim, which would otherwise count twice.
+-- Correct the token bucket of the rate limit by cost with the real costs that jobs have reported. The argument `key` of
+-- such a message is `KEY\3COST CLAIM`, where CLAIM is the time of the claim (the fencing token). If a message cost less
+-- than its claim has taken from the bucket, return the difference to the bucket. But subtract the amount that the
+-- bucket has gained since the claim: without the claim, the bucket could have been full and would have gained nothing.
 local function correct_costs(receipt_of)
   if not purse() then return end
   local change = 0
@@ -156,8 +165,8 @@ local function correct_costs(receipt_of)
   if change < 0 then price_head() end
 end
 
--- `running` returns how many messages of the queue run. `queue_room` returns how many more may start now: 0 while the
--- whole queue is throttled.
+-- `running` returns how many messages of the queue run. `queue_room` returns how many more messages the limits
+-- of the queue allow to start now. It returns 0 while the whole queue is throttled.
 local function running() return redis.call('ZCARD', held) - 2 * in_flight('\2') end
 local function queue_room()
   local room, concurrency, sleeps = bucket(''), limits_now().concurrency, redis.call('ZSCORE', asleep, '')
@@ -166,15 +175,15 @@ local function queue_room()
   return sleeps and ms_of(sleeps) > now_down and 0 or room
 end
 
--- Wake a process if a message may start now.
+-- Wake a waiting worker process if the queue's limits allow a message to start now.
 local function offer()
   if queue_room() > 0 then push_token() end
 end
 
 local function keys_in_ring() return redis.call('ZCARD', ring) - (redis.call('ZSCORE', ring, '') and 1 or 0) end
 
--- Add keys to the ring if they may be served: if messages of the key wait, its limit allows another start, and it is
--- not in `asleep`.
+-- Add keys to `ring`, so that their messages can be claimed. Skip a key if no message of the key waits, if the key is
+-- at its concurrency limit, or if it is throttled or paused.
 local function ring_in(keys)
   if #keys == 0 then return end
   local sleeps, new = redis.call('ZMSCORE', asleep, unpack(keys)), {}
@@ -187,7 +196,8 @@ local function ring_in(keys)
   if #new > 0 and redis.call('ZADD', ring, 'NX', unpack(new)) > 0 then offer() end
 end
 
--- Return the keys of messages, without repetitions and without the empty key, and a table from each key to its ids.
+-- Group message ids by their keys. Return a list of the keys, each once and without the empty key, and a table with the
+-- ids of each key, including the empty key.
 local function by_key(ids)
   local keys, some = {}, { [''] = {} }
   for _, id in ipairs(ids) do
@@ -198,7 +208,7 @@ local function by_key(ids)
   return keys, some
 end
 
--- Add messages to the tails of their key queues, and messages without a key to ready.
+-- Add due messages to the tails of their key queues, and messages without a key to `ready`.
 local function line_up(ids)
   local keys, some = by_key(ids)
   local woken = {}
@@ -209,10 +219,10 @@ local function line_up(ids)
   ring_in(woken)
 end
 
--- Add new messages to their key queues, or to pending if they are due later. In pending, messages of a key with the
--- same due time keep their publish order: each score is at least half a us above the previous score. A call with 500
--- messages of one key needs 500 such steps. If earlier messages use the first 500 steps after the due time, the scores
--- begin in a later ms, less than 20 ms after it.
+-- Add new messages to their key queues, or to `pending` if they are due later. Messages of a key with the same due time
+-- must keep their order in `pending`. So the score of each message is at least half a us above the score of the
+-- previous message of its key. A script call with 500 messages of a key needs 500 such steps. If the scores of earlier
+-- messages are too near to the end of the ms, begin in a later ms, less than 20 ms after the due time.
 local function enter(ids, due)
   if due <= now_down then return line_up(ids) end
   local ms, rows, last, base, before, first = due, {}, {}, nil, nil, nil
@@ -234,16 +244,16 @@ local function enter(ids, due)
   end
 end
 
--- Return the list that still contains a cancelled message, and the message's key; nil if the message is not found near
--- the head of the list.
+-- Find the list that still contains a cancelled message, and return the list and the message's key. Return nil if the
+-- message is not near the head of this list.
 local function old_place(id)
   local key = key_in(redis.call('HGET', retries_left, id))
   local list = key == '' and ready or line .. key
   return read('LPOS', list, id, 'RANK', -1, 'MAXLEN', math.ceil(100000 / ITEMS)) and { list, key } or nil
 end
 
--- Remove cancelled messages from their old lists, after new messages with the same ids were added at the tails of their
--- key queues.
+-- If new messages have the ids of cancelled messages, remove the cancelled messages from their old lists. `enter` has
+-- already added the new messages to the tails of their key queues. Also add the ids to the list `ids`.
 local function leave_old(places, ids)
   for id, from in pairs(places) do
     redis.call('LREM', from[1], -1, id)
@@ -252,33 +262,35 @@ local function leave_old(places, ids)
   end
 end
 
--- Put messages back at the heads of their key queues, so that the first of `ids` is claimed first. Return the ids
--- without a key.
+-- Return messages to the heads of their key queues, so that the first message of `ids` is claimed first. Return the ids
+-- of messages without a key.
 local function come_back(ids)
   local keys, some = by_key(ids)
   for _, key in ipairs(keys) do run('RPUSH', line .. key, reversed(some[key])) end
   return some['']
 end
 
--- Queue messages for redelivery: at the heads of their key queues, or in retry if they have no key.
+-- Let workers claim messages for their redelivery: add them to the heads of their key queues, or to `retry` if they
+-- have no key.
 local function redeliver(ids)
   if run('LPUSH', retry, come_back(ids)) then offer() end
 end
 
--- Wake a process after messages have ended, because the queue's concurrency may allow more starts.
+-- After messages have ended, wake a worker process: if the queue has a concurrency limit, more messages may start now.
 local function offer_places()
   if limits_now().concurrency and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
--- Store the key of each message, from its valid receipt, in `key_of`. Ignore invalid receipts, because they may belong
--- to earlier messages with the same ids and other keys.
+-- Store the keys of messages in the table `key_of`. The arguments of the script call have these keys. Ignore messages
+-- with an invalid receipt: an earlier message with the same id may have had another key.
 local function note_keys(receipt_of)
   for id, i in pairs(receipt_of) do
     if i then key_of[id] = key_of_line(line_arg(i)) end
   end
 end
 
--- Remove messages from `held`, so that other messages of their keys may start.
+-- Remove messages from the sorted set `held`, so that they no longer count against the limits of the queue. Then other
+-- messages of their keys may start.
 local function free_places(ids)
   if #ids == 0 then return end
   local away = {}
@@ -288,8 +300,8 @@ local function free_places(ids)
   offer_places()
 end
 
--- Remove messages that wait for redelivery from `held`. Ordered messages stay there, so other messages of their keys
--- wait too.
+-- After messages begin to wait for their redelivery, remove them from the sorted set `held`, so that other messages of
+-- their keys may start. In an ordered queue, keep them in `held`, so that no other message of their keys starts.
 local function stand_by(ids)
   local free, kept, is_ordered = {}, {}, limits_now().ordered
   for _, id in ipairs(ids) do
@@ -299,8 +311,9 @@ local function stand_by(ids)
   free_places(free)
 end
 
--- Return the lists that are served next, in the order of their passes: ready, retry and the queues of at most `spread`
--- keys.
+-- Return the lists from which this claim takes messages, with the lowest pass first: `ready`, `retry` and the key
+-- queues of the first keys in `ring`. They are at most `spread` keys, where the messages without a key count as one
+-- key.
 local function rows_of(lengths, room)
   local rows, own, at = {}, nil, 1
   local found = redis.call('ZRANGE', ring, 0, math.min(room, spread), 'WITHSCORES')
@@ -309,10 +322,10 @@ local function rows_of(lengths, room)
     if key == '' then own = pass else rows[#rows + 1] = { key = key, list = line .. key, pass = pass } end
   end
   own = own or tonumber(redis.call('ZSCORE', ring, '') or rows[1] and rows[1].pass or 0)
-  -- If a key and ready have the same pass, ready comes first. With a rate by cost, the key comes first, because
-  -- messages without a key would otherwise always overtake an expensive message of a key.
+  -- If `ready` and a key queue have the same pass, `ready` comes first. In a queue with a rate limit by cost, the key
+  -- queue comes first: otherwise messages without a key would always overtake an expensive message with a key.
   while rows[at] and (rows[at].pass < own or rows[at].pass == own and purse()) do at = at + 1 end
-  -- Ready and retry count as one list in the turns.
+  -- `ready` and `retry` have the same pass, so they count as one list.
   local most = spread
   for _, list in ipairs(first == 'retry' and { ready, retry } or { retry, ready }) do
     if lengths[list] > 0 then table.insert(rows, at, { key = '', list = list, pass = own }) end
@@ -322,14 +335,15 @@ local function rows_of(lengths, room)
   return rows
 end
 
--- Return whether the shard map gives the queue several shards, or did so before the current resize.
+-- Return whether the queue has several shards, or had several shards before its current resize.
 local function is_sharded()
   local text = redis.pcall('GET', map)
   local n, was = (type(text) == 'string' and text or ''):match('"n":(%d+),"was":(%d+)')
   return n and (n ~= '1' or was ~= '1')
 end
 
--- Read at most about 2,000 ids at the heads of the lists, with their state words and retry counts.
+-- For a claim, read the ids at the heads of the lists, at most about 2,000 in total. Return the values of these ids in
+-- the hashes `lease` and `retries_left`.
 local function read_rows(rows, room)
   local all = {}
   local all_weights, more = 0, math.max(1, math.floor(2 * room / #rows))
@@ -341,7 +355,7 @@ local function read_rows(rows, room)
     row.at, row.started, row.back, row.may = 0, 0, {}, math.huge
     if row.key ~= '' then row.may, row.full = bucket(row.key) end
     row.most = math.min(places_free(row.key), row.may)
-    -- Read more ids than may start, so that this call can skip cancelled or postponed messages at the head of the list.
+    -- Read more ids than may start, because cancelled and postponed messages at the head of the list do not start.
     row.reach = math.min(math.ceil(room * row.weight / all_weights), row.most) + (row.key == '' and 0 or more)
     row.ids, row.first = row.most > 0 and read('LRANGE', row.list, -row.reach, -1) or {}, #all
     for _, id in ipairs(row.ids) do all[#all + 1] = id end
@@ -349,8 +363,8 @@ local function read_rows(rows, room)
   return #all > 0 and read('HMGET', lease, unpack(all)), #all > 0 and read('HMGET', retries_left, unpack(all))
 end
 
--- Serve the lists in turns, the list with the lowest pass first, until `room` messages have started. The function
--- `meet` decides on a message and returns whether it starts.
+-- Claim messages from the lists in turns, from the list with the lowest pass first, until `room` messages are claimed.
+-- The function `meet` decides whether a message is claimed, and returns true if it is.
 local function take_turns(rows, room, meet, words, counts)
   local heaviest = 1
   for _, row in ipairs(rows) do heaviest = math.max(heaviest, row.weight) end
@@ -372,10 +386,10 @@ local function take_turns(rows, room, meet, words, counts)
   end
 end
 
--- Remove the messages that were passed to `meet` from their lists. Remove a key from the ring if its key queue is
--- empty, or if its limit allows no more starts. If this call has read a whole list and removes all its ids, the list is
--- empty. But if the call has found `misplaced` messages, which it adds to the queues of their own keys, check in Redis
--- whether the list is empty.
+-- After a claim, remove the messages that were passed to `meet` from their lists, and store the new passes of the keys
+-- in `ring`. Remove a key from `ring` if its key queue is empty, or if its limits allow no more starts. A key queue is
+-- empty if the claim has read the whole list and has removed all its ids. If there are `misplaced` messages, which the
+-- claim has moved to the queues of their own keys, ask Redis whether the list is empty.
 local function leave_rows(rows, misplaced)
   local passes, out, own = {}, {}, nil
   for _, row in ipairs(rows) do
@@ -393,8 +407,8 @@ local function leave_rows(rows, misplaced)
   end
   run('ZADD', ring, passes)
   run('ZREM', ring, out)
-  -- If ready and retry are empty, remove their pass from the ring. New keys start near the lowest pass in the ring, and
-  -- must not start with an old pass.
+  -- If `ready` and `retry` are empty, remove their pass from `ring`. New keys get a pass near the lowest pass in
+  -- `ring`, so an old pass must not stay there.
   if redis.call('EXISTS', ready, retry) == 0 then
     redis.call('ZREM', ring, '')
   elseif own then
@@ -402,8 +416,8 @@ local function leave_rows(rows, misplaced)
   end
 end
 
--- Check keys that are throttled by their rate. If the rate of a key allows a start now, serve the key again; otherwise
--- update the time of the key's next start.
+-- Check keys that are throttled by their rate limit. If the rate limit of a key allows a start now, end the throttling
+-- of the key. Otherwise update the time when its throttling ends.
 local function review(keys)
   local awake, sleeps, buckets = {}, {}, {}
   for _, key in ipairs(keys) do
@@ -416,15 +430,17 @@ local function review(keys)
   ring_in(awake)
 end
 
--- Return the next part of a sorted set, and the cursor of the part after it (`-`: none).
+-- Scan a part of a sorted set, beginning at `cursor`. Return the members with their scores, and the cursor of the next
+-- part, or `-` at the end of the sorted set.
 local function part_of(zset, cursor)
   if cursor == '-' then return {}, cursor end
   local part = redis.call('ZSCAN', zset, cursor, 'COUNT', 1000)
   return part[2], part[1] == '0' and '-' or part[1]
 end
 
--- After a change of the limits, check some of the keys that the old limits blocked. The field `walk` stores the cursors
--- in `held` and `asleep` at which the next call continues.
+-- After the limits of a queue were changed, check whether they allow starts of keys that the old limits blocked. Each
+-- script call checks a part of these keys. The field `walk` of the hash `limits` stores the scan cursors of `held` and
+-- `asleep` for the next script call.
 local function walk_on()
   local conf, keys, is_met, throttled = limits_now(), {}, {}, {}
   local held_at, asleep_at = (conf.walk or ''):match('^(%S+) (%S+)')
@@ -444,14 +460,15 @@ local function walk_on()
   if conf.walk then redis.call('HSET', limits, 'walk', conf.walk) else redis.call('HDEL', limits, 'walk') end
 end
 
--- Delete at most `most` token buckets that are full, because a missing bucket also counts as full.
+-- Delete at most `most` token buckets that are full again. A token bucket that Redis does not store counts as full.
 local function forget_buckets(most)
   run('ZREM', rates, redis.call('ZRANGEBYSCORE', rates, '-inf', '(' .. string.format('%.0f', us), 'LIMIT', 0, most))
 end
 
--- Take the starts of this claim from the token buckets, and throttle keys that have used up their rate. Return whether
--- the next start is earlier than the watcher expects, and whether a rate is used up. If the clock went back and a
--- bucket was reduced, store the bucket too.
+-- After a claim, subtract the started messages from the token buckets of the rate limits, and throttle the keys that
+-- have used up their rate limit. Return whether the next start is earlier than the watcher (the process that waits for
+-- the next due time) expects, and whether a rate limit is used up. Also store the buckets that were corrected because
+-- Redis' clock was set back.
 local function spend(rows, n)
   local buckets, sleeps, first, may, full = {}, {}, head(asleep), bucket('')
   local is_short = purse() and purse_read.is_short
@@ -468,15 +485,17 @@ local function spend(rows, n)
       pair(buckets, string.format('%.0f', full_at), row.key)
     end
   end
-  -- Delete twice as many full buckets as this call adds. So the buckets of keys that are used only once soon disappear.
+  -- `buckets` has two values for each bucket, so this deletes up to twice as many full buckets as the claim adds. In
+  -- this way, the buckets of keys that are used only once are soon deleted.
   if limits_now().key_rate_us and #buckets > 0 then forget_buckets(#buckets) end
   run('ZADD', rates, buckets)
   run('ZADD', asleep, sleeps)
   return is_sooner, is_limited
 end
 
--- Refund the token buckets for messages that were claimed but never ran, and stop throttling their keys. Subtract from
--- the refund the tokens that a bucket has gained since the oldest claim, because they would count twice.
+-- Return the tokens of messages that were claimed but never ran to the token buckets of the rate limits, and end the
+-- throttling of their keys. But subtract the tokens that a bucket has gained since the oldest of these claims: without
+-- the claims, the bucket could have been full and would have gained nothing.
 local function give_back(ids, more)
   local buckets, throttled, since = {}, {}, 0
   for _, id in ipairs(more) do ids[#ids + 1] = id end
@@ -495,21 +514,21 @@ local function give_back(ids, more)
     end
   end
   run('ZADD', rates, buckets)
-  -- If the rate of a key still allows no start, the next claim throttles the key again.
+  -- If the rate limit of a key still allows no start, the next claim throttles the key again.
   run('ZREM', asleep, throttled)
   ring_in(throttled)
   if #buckets > 0 and redis.call('EXISTS', ring, ready, retry) > 0 then offer() end
 end
 
--- Return the number of messages in ready and retry plus the number of keys that may be served; 0 if no message may
--- start.
+-- Return how much is left to claim: the number of messages in `ready` and `retry`, plus the number of keys in `ring`.
+-- Return 0 if the limits of the queue allow no start now.
 local function waiting_now()
   if queue_room() == 0 then return 0 end
   return redis.call('LLEN', ready) + redis.call('LLEN', retry) + keys_in_ring()
 end
 
--- Return the ms until the first of these events: a message is due (`wait`), the throttling of a key ends, or the
--- queue's rate allows a start.
+-- Return the ms until the next `promote` or claim is useful: until a message is due (after `wait` ms), the throttling
+-- of a key ends, or the queue's rate limit allows a start, whichever is first.
 local function until_more(wait)
   if wait == -2 then return wait end
   if limits_now().walk then return 0 end
@@ -520,7 +539,8 @@ local function until_more(wait)
   return wait < 0 and more or math.min(wait, more)
 end
 
--- Serve the lists until `room` messages have started. Return a table (row) for each served list.
+-- Claim messages from `ready`, `retry` and key queues, until `room` messages are claimed. Return a table for each of
+-- these lists, which has the ids that were read and how many of them were passed to `meet`.
 local function serve(lengths, room, meet)
   room = math.min(room, queue_room())
   local rows = room > 0 and rows_of(lengths, room) or {}
@@ -528,8 +548,8 @@ local function serve(lengths, room, meet)
   return rows
 end
 
--- Split the ids of due messages into two lists: messages that go to the tail of their list, and ordered messages, which
--- return to the head because they have stayed in `held`.
+-- Split the ids of due messages into two lists. Messages of the first list go to the tail of `ready` or of their key
+-- queue. The second list has snoozed messages of an ordered queue, which return to the head of their key queue.
 local function by_place(ids)
   local texts, fresh, kept = run('HMGET', retries_left, ids), {}, {}
   for i, id in ipairs(ids) do
@@ -541,7 +561,8 @@ local function by_place(ids)
   return fresh, kept
 end
 
--- Return the keys whose throttling is over, and the keys that are throttled for too long because the clock went back.
+-- Return two lists of keys: the keys whose throttling has ended, and the keys that are throttled for too long because
+-- Redis' clock was set back.
 local function keys_to_wake()
   local awake = redis.call('ZRANGEBYSCORE', asleep, '-inf', score(now_down) .. '5', 'LIMIT', 0, limit)
   local throttled, every = {}, limits_now().key_rate_us
@@ -553,8 +574,8 @@ local function keys_to_wake()
   return awake, throttled
 end
 
--- Throttle the keys of messages until a time, except keys that are throttled for longer. A message without a key
--- throttles the whole queue.
+-- Throttle the keys of messages until the time `until_then`, except keys that are already throttled for longer. A
+-- message without a key throttles the whole queue.
 local function put_to_sleep(ids, until_then)
   local keys = {}
   for _, id in ipairs(ids) do
@@ -565,7 +586,8 @@ local function put_to_sleep(ids, until_then)
   run('ZREM', ring, keys)
 end
 
--- Return whether an entry in `held` is wrong: its message is not leased, and is not an ordered message that waits.
+-- Return whether the sorted set `held` has an entry by mistake, for example because Redis stopped in the middle of a
+-- script: the message of the entry is not leased, and does not wait in an ordered queue.
 local function is_stray(key, id)
   local text, word, deadline = redis.call('HGET', retries_left, id), redis.call('HGET', lease, id), redis.call('ZSCORE', unack, id)
   local own, is_waiting = place(key_in(text), id), redis.call('ZSCORE', pending, id) or (deadline and waits(word))
