@@ -1,4 +1,4 @@
-"""The root of the command `reliq`: its options, its subcommands, and its error messages."""
+"""The command `reliq`: its options, its list of subcommands, and the handling of errors."""
 
 import sys
 from io import TextIOWrapper
@@ -12,13 +12,14 @@ from reliq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, complain, say
 from reliq.cli.settings import FOUND, URL, settings_found
 from reliq.errors import EXIT_CONFIG, BodyError, ConfigurationError, RedisUnavailableError, ReliqError
 
-#: The exit code of a failed command. docs/reference/cli.md lists all exit codes.
+#: The exit code of a command that failed, for example because Redis is unavailable. docs/reference/cli.md lists all
+#: exit codes.
 EXIT_FAILED = 1
 
-#: The exception that Typer raises for an unknown option or a missing argument; it has no public name.
+#: The exception that Typer raises for an unknown option or a missing argument. Typer has no public name for this class.
 UsageError: Any = typer.BadParameter.__base__
 
-#: The commands below each heading of `reliq --help`, each with the first paragraph of its help.
+#: For each heading of `reliq --help`, the commands below it, each with the first paragraph of its help text.
 SUMMARIES = {
     "Run": {
         "init": "Create a small working application: a task, a publisher, a test and a compose file.",
@@ -61,7 +62,8 @@ SUMMARIES = {
         "bench": "Measure reliq on your Redis: rates of publishing and processing, and pickup time of an idle worker.",
     },
 }
-#: The commands in each module of `reliq.cli`. A command that is not listed is in a module with the command's name.
+#: For each module of `reliq.cli`, the commands that it contains. A command that is not listed is in a module of the
+#: same name.
 MODULES = {
     "checks": "check doctor acl bench",
     "init": "init demo",
@@ -69,17 +71,17 @@ MODULES = {
     "queues": "queues pause resume delete limits keys shards cron schedules workers",
     "serve": "relay outbox exporter health web",
 }
-#: The commands whose function has a different name, with the name of the function.
+#: The commands whose function has a different name than the command, with the name of the function.
 FUNCTIONS = {"list": "list_messages"}
 HOMES = {command: module for module, commands in MODULES.items() for command in commands.split()}
 
 
-#: The command whose options can also be set in the environment and in pyproject.toml.
+#: The command whose options can also be set by environment variables and in pyproject.toml.
 WORKER = "worker"
 
 
 class Commands(LazyGroup):
-    """The commands of `reliq`."""
+    """The group of all commands of `reliq`, which are imported when they run."""
 
     places = {  # noqa: RUF012  of the class
         name: CommandInfo(panel, summary, HOMES.get(name, name), FUNCTIONS.get(name, name))
@@ -113,9 +115,10 @@ def root(
 
 def _describe_wrong_usage(error: Any) -> str:
     """
-    Return the message for wrong usage.
+    Return the error message for a wrong option or argument.
 
-    The message names the setting with the wrong value, or the --help of the command.
+    If the value comes from an environment variable or from pyproject.toml, the message names this source. Otherwise, it
+    refers to the --help of the command.
     """
     what = " ".join(error.format_message().split()).rstrip(".")
     name = getattr(getattr(error, "param", None), "name", "")
@@ -126,9 +129,10 @@ def _describe_wrong_usage(error: Any) -> str:
 
 
 def main() -> None:
-    """Run the command line, print any error as one line with its remedy, and exit with the exit code."""
+    """Run the command of the command line, print any error as a single line, and exit with an exit code."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # do not fail for characters that the terminal cannot show
+        # print an escape for a character that the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     if wrong := distribution.replacement():
         complain(wrong)
         sys.exit(EXIT_CONFIG)

@@ -1,4 +1,4 @@
-"""The demo of `reliq demo`: run jobs in two worker processes, kill one process, and count the results."""
+"""The command `reliq demo`: run jobs in two worker processes, kill a process, and count lost and repeated jobs."""
 
 import os
 import random
@@ -20,7 +20,8 @@ from reliq.redis.server import URL_VARIABLE
 from reliq.testing.server import EmbeddedRedis
 from reliq.text import pluralize
 
-#: The pyproject.toml of the worker. Because it has [tool.reliq], the worker reads no file in a folder above.
+#: The pyproject.toml of the demo's worker. Because it has a table [tool.reliq], the worker does not read a
+#: pyproject.toml in a parent folder.
 SETTINGS = """
 [tool.reliq]
 consumer = "reliq.cli.demo_jobs:consumer"
@@ -28,17 +29,18 @@ processes = 2
 grace = 1.0
 log-level = "error"
 """
-#: The share of jobs that are published with a delay, of up to LATEST_SECONDS.
+#: The share of jobs that are published with a delay. The delay is at most LATEST_SECONDS.
 LATE_SHARE = 0.3
 LATEST_SECONDS = 3.0
 POLL_SECONDS = 0.05
 
-#: The last event of each run in the journal: began, done or failed. A key is process id, job number and attempt.
+#: For each run of a job, its last event in the journal: `began`, `done` or `failed`. The keys of this dictionary
+#: consist of process id, job number and attempt.
 Runs = dict[tuple[int, int, int], str]
 
 
 def run(jobs: int) -> bool:
-    """Run the demo; return whether no job was lost and each job of the killed process ran again."""
+    """Run the demo. Return whether no job was lost, and whether all jobs that ran in the killed process ran again."""
     exit_on_signals()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliq-")))
@@ -72,7 +74,7 @@ def run(jobs: int) -> bool:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=STDOUT,
-                process_group=0,  # its own process group, which does not receive Ctrl-C from the terminal
+                process_group=0,  # so that Ctrl-C in the terminal does not signal the worker
             )
         )
         stack.callback(worker.terminate)
@@ -92,7 +94,7 @@ def run(jobs: int) -> bool:
 
 
 def judge(runs: Runs, killed: int, jobs: int, totals: Mapping[str, int]) -> tuple[bool, list[str]]:
-    """Return whether no job was lost and each job of the killed process ran again, and the lines to print."""
+    """Return whether no job was lost and all jobs of the killed process ran again, and the lines to print."""
     again = killed_runs(runs, killed)
     done = {number for (_, number, _), last in runs.items() if last == "done"}
     acked, dead = totals.get("acked", 0), totals.get("dead", 0)
@@ -106,13 +108,13 @@ def judge(runs: Runs, killed: int, jobs: int, totals: Mapping[str, int]) -> tupl
 
 
 def read_journal(path: Path) -> Runs:
-    """Return the last event of each run from the journal, which handlers write independently of Redis."""
+    """Read the journal, and return the last event of each run. Handlers write the journal to a file, not to Redis."""
     rows = [line.split() for line in path.read_text().rpartition("\n")[0].splitlines()]
     return {(int(pid), int(number), int(attempt)): last for pid, number, attempt, last in rows}
 
 
 def killed_runs(runs: Runs, pid: int) -> list[bool]:
-    """For each run that process `pid` began and did not end, return whether a later attempt has ended."""
+    """Return whether a later attempt of the job has ended, for each run that process `pid` began and did not end."""
     ended: dict[int, int] = {}
     for (_, number, attempt), last in runs.items():
         if last != "began":
@@ -123,10 +125,10 @@ def killed_runs(runs: Runs, pid: int) -> list[bool]:
 
 
 def kill_busiest(journal: Path) -> int:
-    """Kill the process that runs the most jobs, and return its pid; return 0 if no process runs a job."""
+    """Kill the worker process that runs the most jobs, and return its pid. Return 0 if no process runs a job."""
     running = Counter(pid for (pid, _, _), last in read_journal(journal).items() if last == "began")
     for pid, _ in running.most_common(1):
-        os.kill(pid, signal.SIGSTOP)  # pause the process, so that no job ends before SIGKILL
+        os.kill(pid, signal.SIGSTOP)  # pause the process, so that no job ends before the kill
         if killed_runs(read_journal(journal), pid):
             os.kill(pid, signal.SIGKILL)
             return pid

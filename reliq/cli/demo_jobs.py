@@ -1,4 +1,4 @@
-"""The queue and handler of `reliq demo`: some jobs are slow, some fail at first, some always fail."""
+"""The queue and the handler of `reliq demo`. Some jobs are slow, some fail at first, and some always fail."""
 
 import os
 import random
@@ -11,15 +11,16 @@ from tenacity import wait_random
 from reliq import Consumer, Job, Queue
 
 Mood = Literal["good", "slow", "flaky", "poison"]
-#: Environment variable with the path of the journal, a file to which each run of a job writes its start and end.
+#: The environment variable with the path of the journal. Each run of a job writes a line to this file at its start and
+#: at its end.
 JOURNAL_VARIABLE = "RELIQ_DEMO_JOURNAL"
-#: How many times a flaky job fails before it succeeds.
+#: The number of attempts of a flaky job that fail before it succeeds.
 FAILURES = 2
 
 
 @dataclass(frozen=True)
 class Errand:
-    """A job of the demo: its number, and how it behaves."""
+    """The body of a message of the demo: the number of the job, and how its handler behaves."""
 
     number: int
     mood: Mood
@@ -31,7 +32,7 @@ consumer = Consumer()
 
 
 def mood_of(number: int) -> Mood:
-    """Return the mood of a job: 9 % of the jobs are slow, 10 % are flaky and fail twice, 1 % always fail."""
+    """Return how the handler of a job behaves: 9 % of the jobs are slow, 10 % fail twice, and 1 % always fail."""
     if number % 100 == 50:  # noqa: PLR2004
         return "poison"
     return "slow" if number % 10 == 0 else "flaky" if number % 10 == 1 else "good"
@@ -39,7 +40,7 @@ def mood_of(number: int) -> Mood:
 
 @consumer.handler(ERRANDS, lease=2, backoff=wait_random(0.1, 0.5))
 def run_errand(errand: Errand, job: Job[Errand]) -> None:
-    """Succeed, wait or fail, depending on the job's mood; write the start and end of the run to the journal."""
+    """Succeed, wait or fail as the job demands. Write the start and the end of the run to the journal."""
     _write(errand, job, "began")
     outcome = "failed"
     try:
@@ -51,7 +52,7 @@ def run_errand(errand: Errand, job: Job[Errand]) -> None:
             case "poison":
                 raise ValueError("this errand cannot be run")
         outcome = "done"
-    finally:  # not reached in a process that gets SIGKILL
+    finally:  # does not run in a process that is killed by SIGKILL
         _write(errand, job, outcome)
 
 

@@ -1,8 +1,8 @@
 """
-The common frame of commands: shared options, output as table or JSON, confirmation, progress bar, exit codes.
+The code that all commands share: output as text or JSON, confirmation, progress bar and exit code.
 
-A command is a function that returns its answer. `@command` adds --json. `@bulk_command` adds --json, --dry-run and
---yes.
+A command is a function that returns its result. The decorator `@command` adds the option --json. `@bulk_command` adds
+the options --json, --dry-run and --yes.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -22,7 +22,7 @@ class Table(NamedTuple):
     A table in the text output of a command.
 
     Attributes:
-        columns: the headings.
+        columns: the headings of the columns.
         long: the headings of columns with long texts. On a narrow terminal, these texts are wrapped first.
     """
 
@@ -33,13 +33,13 @@ class Table(NamedTuple):
 
 class Answer(NamedTuple):
     """
-    The result of a command.
+    The result of a command, with the lines to print.
 
     Attributes:
         value: the value that --json prints.
-        lines: lines and tables that are printed without --json; None prints `value` as text.
-        code: the exit code.
-        complaints: problems, each printed as a line on standard error.
+        lines: the texts and tables to print without --json. None prints `value` as text.
+        code: the exit code of the command.
+        complaints: problems to print on standard error, each as a line.
     """
 
     value: Any
@@ -51,17 +51,19 @@ class Answer(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Bulk:
     """
-    A command on many messages, which works in steps.
+    The work of a command that reads or changes many messages, in steps.
 
     Attributes:
-        run: a function that does the work; returns an `Answer`, or the value to print. `run` and `count` get a function
-            `on_step` and call it after each step.
-        done: the effect on each message, such as `deleted`.
-        count: returns how many messages match, for --dry-run; None if the command does not support --dry-run.
-        total: how many messages the command reads, for the progress bar; None if unknown.
-        asks: the question to confirm before the work; empty for no question.
-        most: the --limit of the command; None without a limit.
-        complaints: lines about message ids that do not exist. If there is such a line, the exit code is 2.
+        run: a function that does the work and returns an `Answer`, or the value to print. Its argument `on_step` is a
+            function that it calls after each step, to move the progress bar.
+        done: the word for the effect on a message, such as `deleted`.
+        count: a function that returns the number of matching messages, for --dry-run. It also gets `on_step`. None if
+            the command does not support --dry-run.
+        total: the number of messages that the command reads, or the size of its file in bytes, for the progress bar;
+            None if unknown.
+        asks: the question that the user must confirm before the work; empty for no question.
+        most: the value of --limit: the maximum number of messages to change; None without a limit.
+        complaints: a line for message ids that do not exist. With such a line, the exit code is 2.
     """
 
     run: Callable[..., Any]
@@ -74,21 +76,26 @@ class Bulk:
 
 
 def command(function: Callable[..., Any]) -> Callable[..., None]:
-    """Return a command that calls a function and prints its answer; adds --json."""
+    """Return a command with the option --json. It calls a function, and prints the result."""
     return framed(function, {"json": Json})
 
 
 def bulk_command(function: Callable[..., Any]) -> Callable[..., None]:
-    """Return a command that calls a function and runs the `Bulk` it returns; adds --dry-run, --yes and --json."""
+    """
+    Return a command with the options --dry-run, --yes and --json.
+
+    The command calls a function, does the work in the returned `Bulk`, and prints the result.
+    """
     return framed(function, {"dry_run": DryRun, "yes": Yes, "json": Json})
 
 
 def framed(function: Callable[..., Any], flags: dict[str, Any]) -> Callable[..., None]:
     """
-    Return a command that calls a function and prints its answer.
+    Return a command that calls a function, and prints the result.
 
-    The command has an option for each parameter of the function, and the options in `flags`. For a parameter with the
-    annotation `OptionsOf(make)`, the command has the options of `make`, and passes the result of `make` to the function.
+    The command has an option for each parameter of the function, and the options in `flags`. A parameter with the
+    annotation `OptionsOf(make)` stands for several options: the parameters of the function `make`. The command calls
+    `make` with them, and passes the return value to the function.
     """
     makers: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     options: list[Parameter] = []

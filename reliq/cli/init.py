@@ -1,4 +1,4 @@
-"""The commands for a first try: `init` copies the application in the folder `starter`, `demo` kills a worker process."""
+"""The commands to try reliq: `reliq init` creates a small application, and `reliq demo` kills a worker process."""
 
 import os
 import shlex
@@ -42,7 +42,7 @@ def init(
         path = folder / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("x", encoding="utf-8") as file:  # mode "x" does not follow a symbolic link
+            with path.open("x", encoding="utf-8") as file:  # mode "x" does not overwrite files or follow symbolic links
                 file.write((STARTER / name).read_text("utf-8"))
         except OSError as error:
             raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""A command group that imports a command only when it runs, so that `reliq --help` and completion start quickly."""
+"""A command group that imports a command only when it runs. So `reliq --help` and shell completion start quickly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-#: Options of most commands, with their usage and help. The help of each command lists only their usage, to be short.
+#: The options that most commands have, with their usage and help text. To keep the help of each command short, it lists
+#: only their usage.
 SHARED = {
     "url": ("--url URL", "URL of Redis instead of RELIQ_URL, for example redis://127.0.0.1:6379/0."),
     "json": ("--json", "Print the result as JSON, for scripts."),
@@ -26,11 +27,11 @@ SHARED = {
 
 class CommandInfo(NamedTuple):
     """
-    Where to import a command from, and its line in `reliq --help`.
+    The module and function of a command, and its line in `reliq --help`.
 
     Attributes:
-        panel: the heading above the command in `reliq --help`.
-        summary: the first paragraph of the command's help.
+        panel: the heading in `reliq --help` under which the command is listed.
+        summary: the first paragraph of the command's help text.
         module: the name of a module in `reliq.cli`.
         attribute: the name of the command's function, or of the `typer.Typer` of a group, in that module.
     """
@@ -48,15 +49,15 @@ def is_shared(option: Any) -> bool:
 
 def in_paragraphs(text: str) -> str:
     """
-    Join the lines of each paragraph, so that the terminal wraps them.
+    Join the lines of each paragraph, so that the help text is wrapped at the width of the terminal.
 
-    Also escape `[`, which is markup in rich.
+    Also escape `[`, which starts markup in the library rich.
     """
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")).replace("[", r"\[")
 
 
 class _ShortHelp:
-    """A command or group whose help shows no type for flags, and lists shared options in one line."""
+    """A command or group with a short help: it shows no type for flags, and lists shared options in a single line."""
 
     epilog: str | None
 
@@ -74,22 +75,26 @@ class _ShortHelp:
 
 
 class ShortCommand(_ShortHelp, TyperCommand):
-    """A command with a short help."""
+    """A command with a short help text."""
 
 
 class ShortGroup(_ShortHelp, TyperGroup):
-    """A command group with a short help."""
+    """A command group with a short help text."""
 
 
 def command_of(name: str, function: Callable[..., None]) -> Any:
-    """Return a Typer command that calls a function; its help is the function's docstring."""
+    """Return a Typer command that calls a function. The docstring of the function is the help text."""
     alone = typer.Typer(add_completion=False)
     alone.command(name, cls=ShortCommand, help=in_paragraphs(getdoc(function) or ""))(function)
     return typer.main.get_command(alone)
 
 
 class LazyGroup(ShortGroup):
-    """A command group that imports a command when it runs; a subclass sets `places`, the commands by name."""
+    """
+    A command group that imports a command when it runs.
+
+    A subclass sets `places`, which describes each command by name.
+    """
 
     places: Mapping[str, CommandInfo]
 

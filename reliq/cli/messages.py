@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 #: A table shows at most this many characters of a body or an error.
 TABLE_TEXT = 60
-#: `reliq list --json` prints at most this many characters of a body; `reliq show` prints the whole body.
+#: `reliq list --json` prints at most this many characters of a body. `reliq show` prints the whole body.
 JSON_BODY = 1000
-#: The largest --limit of `list`.
+#: The maximum value of the option --limit of `reliq list`.
 LIST_LIMIT = 10_000
 #: `reliq list --group` reads dead letters for at most this many seconds.
 GROUP_SECONDS = 5.0
-#: The example in the help and the errors of --at.
+#: The example of a time in the help text and the error messages of the option --at.
 AT_EXAMPLE = "2026-11-21T03:00+01:00"
 
 
@@ -153,7 +153,7 @@ def show(
 
 
 def _describe_message(view: "MessageView") -> list[str]:
-    """Return the lines of `reliq show`, without the body."""
+    """Return the lines that `reliq show` prints above the body of a message."""
     remarks = [view.mark, "suspect" if view.suspect and view.mark != "suspect" else ""]
     if view.size is None and view.state != "ended" and view.mark != "cancelled":
         remarks.append("its body is gone, so it will expire")
@@ -198,7 +198,7 @@ def _describe_message(view: "MessageView") -> list[str]:
 
 
 def _describe_failure(note: FailureNote) -> str:
-    """Return the time, attempt, run time, worker and error of a failed attempt as a line."""
+    """Return a line about a failed attempt: its time, number, duration, worker and error."""
     parts = [
         "" if note.at_ms is None else f"{format_time(clamp_time(note.at_ms / 1000))} ",
         "" if note.attempt is None else f"attempt {note.attempt}",
@@ -359,13 +359,13 @@ def _bulk(
     limit: int | None = None,
 ) -> Bulk:
     """
-    Return the `Bulk` of a command on the messages of a state that match a filter.
+    Return the work of a command that changes the matching messages in a state.
 
     Args:
-        run: does the work; gets a function `on_step` and calls it after each step.
-        verb: the first word of the question for confirmation; empty for no question.
-        done: the effect on each message, such as `deleted`.
-        limit: the most messages; None for all.
+        run: a function that does the work. Its argument `on_step` is a function that it calls after each step.
+        verb: the first word of the question that the user must confirm, such as `Delete`; empty for no question.
+        done: the word for the effect on a message, such as `deleted`.
+        limit: the maximum number of messages to change; None for all.
     """
     where.check(state)
     total = admin.count(queue, state, Filter(key=where.key))
@@ -379,7 +379,7 @@ def _bulk(
 
 
 def _time_of(text: str) -> datetime:
-    """Return a time in ISO format as a datetime; raise ConfigurationError if it has no offset from UTC."""
+    """Convert a time in ISO format to a datetime. Raise ConfigurationError if the time has no offset from UTC."""
     with suppress(ValueError):
         at = datetime.fromisoformat(text)
         if at.utcoffset() is not None:

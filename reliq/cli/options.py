@@ -1,5 +1,5 @@
 """
-Options that several commands share, and the objects that commands make from them.
+The options that several commands share, and the objects that are built from options, such as an `Admin`.
 
 The Redis client is imported inside functions, so that `--help` and shell completion start quickly.
 """
@@ -24,12 +24,12 @@ from reliq.message import DEATH_REASONS, TASK_HEADER
 if TYPE_CHECKING:
     from reliq.admin import Admin
 
-#: How many seconds shell completion waits for Redis to return queue names.
+#: Shell completion waits at most this many seconds for the queue names from Redis.
 COMPLETION_SECONDS = 0.5
-#: The most queue names that shell completion reads.
+#: Shell completion reads at most this many queue names.
 COMPLETIONS_LIMIT = 1000
-#: Matches the queue names that shell completion may return. A shell would evaluate other characters, and a command
-#: would read a name like -x as an option.
+#: Shell completion returns only queue names that match this pattern. The shell could evaluate other characters, and a
+#: command would treat a name such as -x as an option.
 _COMPLETABLE = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 DEFAULT_LAYOUT = str(Layout.RELIQ)
@@ -37,21 +37,30 @@ DEFAULT_LAYOUT = str(Layout.RELIQ)
 
 class OptionsOf(NamedTuple):
     """
-    An annotation for a parameter of a command's function.
+    An annotation for a parameter that stands for several options of a command.
 
-    The command then has the options of the function `make`, and the parameter gets the return value of `make`.
+    The command gets an option for each parameter of the function `make`. The value of the annotated parameter is the
+    return value of `make`.
     """
 
     make: Callable[..., Any]
 
 
 def choice(known: Sequence[str], about: str = "") -> Any:
-    """Return an option whose help lists its values after the text `about`; the shell completes the values."""
+    """
+    Return an option with a fixed list of values.
+
+    The help text of the option is `about`, followed by the values. The shell completes the values.
+    """
     return typer.Option(help=f"{about}{', '.join(known[:-1])} or {known[-1]}.", autocompletion=lambda: list(known))
 
 
 def parsed(parse: Callable[[str], Any], about: str, *names: str, **more: Any) -> Any:
-    """Return an option whose text is converted by `parse`. Error messages of `parse` get the name of the option."""
+    """
+    Return an option whose value is converted by the function `parse`.
+
+    If `parse` raises ConfigurationError, the error message also names the option.
+    """
 
     def read(text: object) -> Any:
         try:
@@ -63,7 +72,7 @@ def parsed(parse: Callable[[str], Any], about: str, *names: str, **more: Any) ->
 
 
 def time_span(about: str, *names: str, **more: Any) -> Any:
-    """Return an option that takes a duration such as 10m; the command gets it in seconds."""
+    """Return an option for a duration such as 10m. The command gets the value in seconds."""
     return parsed(duration, about, *names, metavar="TIME", **more)
 
 
@@ -71,15 +80,15 @@ def queue_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """
     Return the queue names that begin with `incomplete`, for shell completion; empty if Redis is unreachable.
 
-    The Redis URL comes only from --url and RELIQ_URL, not from pyproject.toml: the Tab key in a cloned repository must
-    not connect to a server that the repository's author chose.
+    The Redis URL is read only from --url and RELIQ_URL, not from pyproject.toml. Otherwise, pressing the Tab key in a
+    cloned repository could connect to a server that the author of the repository chose.
     """
     from reliq.redis import commands  # noqa: PLC0415
     from reliq.redis.client import Client  # noqa: PLC0415
     from reliq.redis.server import Connection  # noqa: PLC0415
 
     with warnings.catch_warnings(), suppress(Exception):
-        warnings.simplefilter("ignore")  # a shown warning would disturb the command line that the user types
+        warnings.simplefilter("ignore")  # a printed warning would appear in the command line that the user types
         client = Client.to(Connection.to(ctx.params.get("url")), COMPLETION_SECONDS)
         _, entries = client.run(commands.registry_page(0, COMPLETIONS_LIMIT))
         names = sorted(keys.name for entry in entries if (keys := Keys.registered(entry)) is not None)
@@ -150,22 +159,22 @@ MetricsHost = Annotated[str, typer.Option(help="Address to serve /metrics on; 0.
 
 
 def open_admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT, shard: Shard = None) -> "Admin":
-    """Return an `Admin` from the options --url, --layout and --shard; without --shard it uses all shards."""
+    """Return an `Admin` for the options --url, --layout and --shard. Without --shard, it uses all shards."""
     return reliq.admin.Admin(url, layout=Layout.parse(layout), shard=shard)
 
 
 def open_whole_queue_admin(url: Url = None, layout: LayoutText = DEFAULT_LAYOUT) -> "Admin":
-    """Return an `Admin` from the options --url and --layout, for commands without --shard."""
+    """Return an `Admin` for the options --url and --layout, for commands that do not have --shard."""
     return open_admin(url, layout)
 
 
 def _headers(header: list[str] | None, task: str) -> dict[str, str]:
-    """Return the headers from the options --header and --task."""
+    """Return the headers that the options --header and --task require."""
     return headers_of(header) | ({TASK_HEADER: task} if task else {})
 
 
 def _filter(header: Headers = None, task: Task = "", match: Match = "", key: Key = "") -> Filter:
-    """Return the filter from the options of `cancel` and `move`."""
+    """Return the message filter for the options of `reliq cancel` and `reliq move`."""
     return Filter(headers=_headers(header, task), match=match, key=key)
 
 
@@ -181,7 +190,7 @@ def _filter_of_any_state(
     older_than: OlderThan = None,
     newer_than: NewerThan = None,
 ) -> Filter:
-    """Return the filter from the options of `list`, `purge` and `redrive`."""
+    """Return the message filter for the options of `reliq list`, `reliq purge` and `reliq redrive`."""
     return Filter(
         headers=_headers(header, task),
         match=match,
@@ -195,7 +204,7 @@ def _filter_of_any_state(
     )
 
 
-#: Annotations of parameters that each stand for several options.
+#: Annotations for parameters of commands. Each such parameter stands for several options.
 AdminOption = Annotated["Admin", OptionsOf(open_admin)]
 WholeQueueAdmin = Annotated["Admin", OptionsOf(open_whole_queue_admin)]
 Which = Annotated[Filter, OptionsOf(_filter)]

@@ -27,17 +27,18 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-#: Exit code for wrong usage, and for a message or queue that does not exist.
+#: The exit code for wrong usage, and for a message or queue that does not exist.
 EXIT_USAGE = 2
-#: Exit code if nothing was published, or if work is left.
+#: The exit code if nothing was published, or if the command did not finish its work.
 EXIT_UNFINISHED = 3
-#: Exit code after Ctrl-C.
+#: The exit code after Ctrl-C.
 EXIT_INTERRUPTED = 130
 
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 #: The number of spaces between the columns of a table.
 _GAP = 2
-#: On a narrow terminal, columns with long texts shrink to at least _LEAST_LONG, then all columns to _LEAST_WIDTH.
+#: On a narrow terminal, columns with long texts are made narrower, but not below _LEAST_LONG characters. If this is not
+#: enough, all columns are made narrower, but not below _LEAST_WIDTH characters.
 _LEAST_LONG, _LEAST_WIDTH = 10, 4
 
 
@@ -52,40 +53,40 @@ def say(*lines: object, stderr: bool = False) -> None:
     """
     Print each argument as a single line, with control characters escaped.
 
-    Flush the output, for programs that read it from a pipe.
+    Flush the output, so that a program that reads it from a pipe gets the line immediately.
     """
     for line in lines:
         print(printable(str(line)), file=sys.stderr if stderr else sys.stdout, flush=True)
 
 
 def complain(problem: object) -> None:
-    """Print a problem as a single line on standard error, after `reliq: `."""
+    """Print a problem as a single line on standard error, with the prefix `reliq: `."""
     say(f"reliq: {problem}", stderr=True)
 
 
 def print_json(value: Any) -> None:
-    """Print dataclasses, lists and dictionaries as one line of ASCII JSON."""
+    """Print a value, such as a dataclass, list or dictionary, as JSON on a single line in ASCII."""
     import msgspec  # noqa: PLC0415
 
     try:
         text = msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # another program can publish an id that is not UTF-8
+    except UnicodeEncodeError:  # another program may have published an id that is not UTF-8
         text = json.dumps(msgspec.to_builtins(value))
     sys.stdout.write(_NOT_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], text) + "\n")
 
 
 def facts(pairs: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return an aligned line for each name and value, except for values that are None or empty."""
+    """Return a line for each pair of name and value, with aligned values. Leave out values that are None or empty."""
     return [f"{name:>12}  {value}" for name, value in pairs if value not in (None, "")]
 
 
 def format_time(at: float | None) -> str:
-    """Format a time in unix seconds as UTC: `2026-11-21 03:00:00 UTC`; empty for None."""
+    """Format a time in unix seconds, such as `2026-11-21 03:00:00 UTC`. Return an empty text for None."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def format_when(at: float | None) -> str:
-    """Format a time in unix seconds relative to now: `in 5m` or `3s ago`; empty for None."""
+    """Format a time in unix seconds relative to now, such as `in 5m` or `3s ago`. Return an empty text for None."""
     if at is None:
         return ""
     seconds = at - time.time()
@@ -94,11 +95,11 @@ def format_when(at: float | None) -> str:
 
 def confirm(question: str, *, yes: bool) -> None:
     """
-    Ask for confirmation on the terminal; if `yes` is true, return at once.
+    Ask the user to confirm an action on the terminal. If `yes` is true, do not ask.
 
     Raises:
         ConfigurationError: standard input is not a terminal.
-        typer.Abort: the answer is no.
+        typer.Abort: the user does not confirm.
     """
     if yes:
         return
@@ -116,10 +117,11 @@ def print_table(
     stderr: bool = False,
 ) -> None:
     """
-    Print a table on standard output, or with `stderr` on standard error; no text is cut off.
+    Print a table on standard output, or on standard error if `stderr` is true.
 
-    Columns without any text are left out. In a pipe, each row is one line. On a narrow terminal, cells are folded to
-    several lines: first the cells of the columns in `long`, then, if needed, all cells.
+    Columns without any text are left out. In a pipe, each row is a single line. On a narrow terminal, long cells are
+    wrapped to several lines, and no text is cut off. The columns in `long` are wrapped first, and the other columns
+    only if necessary.
     """
     from rich.cells import cell_len, chop_cells, set_cell_size  # noqa: PLC0415
 
@@ -141,9 +143,9 @@ def print_table(
 
 def exit_on_signals() -> None:
     """
-    Raise SystemExit at the first SIGINT, SIGTERM or SIGHUP.
+    Install a signal handler that raises SystemExit at the first SIGINT, SIGTERM or SIGHUP.
 
-    Later signals are ignored, so that the cleanup finishes.
+    Later signals are ignored, so that they do not interrupt the cleanup.
     """
     stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -159,14 +161,14 @@ def exit_on_signals() -> None:
 @contextmanager
 def show_progress(total: int | None, done: str) -> Iterator[Callable[..., None]]:
     """
-    Show a progress bar if stderr is a terminal; yield a function that a long command calls after each step.
+    Show a progress bar if standard error is a terminal. Yield a function to call after each step of the work.
 
-    After the first Ctrl-C, the running step finishes, and the result of all steps is printed. A second Ctrl-C does not
-    wait for the step. In both cases the exit code is 130.
+    After the first Ctrl-C, the work stops at the end of its current step. A second Ctrl-C stops it immediately. In both
+    cases, the result so far is printed, and the exit code is 130.
 
     Args:
-        total: how many messages the command will read; None if unknown.
-        done: the effect on each message, for example `deleted`.
+        total: the number of messages that the command will read, or the size of its file in bytes; None if unknown.
+        done: the word for the effect on a message, such as `deleted`.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 

@@ -44,13 +44,14 @@ if TYPE_CHECKING:
         Worker,
     )
 
-#: How many seconds `workers --stacks` waits for the stacks; a worker reads the request after at most 5 s.
+#: `reliq workers --stacks` waits at most this many seconds for the stacks. A worker reads the request within 5 s.
 STACK_SECONDS = 10.0
-#: The values of the option `reliq limits --clear`: the names of the limits that it can remove.
+#: The limits that the option --clear of `reliq limits` can remove.
 LIMITS = ("ordered", "per-key", "rate", "burst", "key-rate", "key-burst", "concurrency", "weights")
 RATE_COLUMNS = ("in/s", "acked/s", "failed/s")
 KEY_COLUMNS = ("key", "waiting", "in flight", "weight", "why it waits")
-#: Messages with a priority wait under an internal message key. `reliq keys` shows these names instead of such keys.
+#: Messages with high or low priority wait under internal message keys. For each internal key, the text that `reliq
+#: keys` shows instead of the key.
 PRIORITY_NAMES = {line: f"(priority {priority})" for priority, line in PRIORITY_LINES.items()}
 
 cron = typer.Typer(help="List periodic jobs, or run a periodic job now.", no_args_is_help=True, add_completion=False)
@@ -60,7 +61,11 @@ cron = typer.Typer(help="List periodic jobs, or run a periodic job now.", no_arg
 
 
 def describe_end(end: "MessageEvent") -> str:
-    """Return why a message ended, with its last attempt and error; for an acked message, the duration of its run."""
+    """
+    Return why a message ended, with the number of its last delivery and the error.
+
+    For an acked message, return how long its handler ran.
+    """
     if end.took is not None:
         return f"after {format_duration(end.took)}"
     attempt = f" (delivery {end.attempt})" if end.attempt is not None else ""
@@ -68,7 +73,7 @@ def describe_end(end: "MessageEvent") -> str:
 
 
 def describe_pause(pause: Pause, now: float) -> str:
-    """Return a text with the author, age, remaining time and reason of a pause; `now` in unix seconds."""
+    """Return a text that describes a pause: its author, age, remaining time and reason. `now` is in unix seconds."""
     text = "paused" + (f" by {pause.by}" if pause.by else "")
     if pause.at is not None:
         text += f" {format_duration(max(0.0, now - pause.at))} ago"
@@ -78,7 +83,7 @@ def describe_pause(pause: Pause, now: float) -> str:
 
 
 def describe_wait(key_queue: "KeyQueue") -> str:
-    """Return why the messages of a key wait; empty if no message waits."""
+    """Return why the messages of a message key wait; an empty text if no message waits."""
     if key_queue.state == "asleep" and key_queue.asleep_until is not None:
         return f"throttled until {format_time(key_queue.asleep_until)}"
     return {
@@ -97,7 +102,11 @@ def _describe_throttling(queue: str, until: float) -> str:
 
 
 def _age_of(times: "Iterable[float]") -> list[str]:
-    """Return the line `as of 5s ago` if the oldest report of a worker is over 1 s old; `times` in unix seconds."""
+    """
+    Return a line such as `as of 5s ago` with the age of the oldest worker report, unless it is at most 1 s old.
+
+    `times` are the times of the reports in unix seconds.
+    """
     age = max((time.time() - at for at in times), default=0.0)
     return [f"as of {format_duration(age)} ago"] if age > 1 else []
 
@@ -150,7 +159,7 @@ def describe_overview(overview: "Overview") -> "Iterator[str]":
     """
     Yield a line for each queue that is paused, throttled or unreadable.
 
-    Further lines report unknown workers, and queues that the overview leaves out.
+    Also yield a line if the workers are unknown, and a line if the overview does not contain all queues.
     """
     for view in overview.queues:
         if view.pause is not None:
@@ -187,7 +196,11 @@ def _queue_row(view: "QueueSnapshot") -> tuple[Any, ...]:
 
 
 def _describe_account(view: "QueueSnapshot", numbers: "Mapping[str, int | None]") -> list[str]:
-    """Return lines with the totals of a queue, and whether published messages equal ended plus living messages."""
+    """
+    Return lines with the totals of a queue, and a line about whether they add up.
+
+    They add up if the number of published messages equals the number of ended and living messages.
+    """
     missing = numbers["missing"]
     totals = [(kind, f"{number:,}") for kind, number in numbers.items() if kind != "missing"]
     if missing is None:
@@ -311,7 +324,7 @@ def delete(
     """
     subjects = [_subject(queue, cron=cron, schedule=schedule) for queue in queues]
     confirm(f"Delete {', '.join(subjects)}?", yes=yes)
-    deleted: dict[str, int] = {}  # for each deleted queue, periodic job or schedule: how many dead letters it had
+    deleted: dict[str, int] = {}  # the number of dead letters of each deleted queue; 0 for a periodic job or schedule
     refused = []
     for queue, subject in zip(queues, subjects, strict=True):
         try:
@@ -361,9 +374,9 @@ def _cron_row(entry: "CronState") -> tuple[Any, ...]:
 
 def describe_problems(entry: "CronState", workers: "Sequence[Worker] | None") -> "Iterator[str]":
     """
-    Yield a line for the pause of a periodic job, and for each of its problems.
+    Yield a line if a periodic job is paused, and a line for each problem of the job.
 
-    `workers` are the live workers; None if they are unknown.
+    `workers` are the live worker processes; None if they are unknown.
     """
     if entry.pause:
         yield f"{entry.name}: {describe_pause(entry.pause, time.time())}"
@@ -441,7 +454,7 @@ def schedules(
 
 
 def _weight(text: str) -> tuple[str, int]:
-    """Split a text such as `vip=4` into message key and weight; raise ConfigurationError if it is malformed."""
+    """Split a text such as `vip=4` into a message key and its weight. Raise ConfigurationError if it is malformed."""
     match = re.fullmatch("(.+)=([0-9]{1,9})", text, re.DOTALL)
     if match is None:
         raise ConfigurationError(f"write a weight as KEY=N, such as vip=4, not {text[:80]!r}")
@@ -677,10 +690,14 @@ def workers(
 
 
 def _running(admin: "Admin", queues: "Sequence[str]", longer_than: float, *, stacks: bool) -> Answer:
-    """Return the running handlers, with their stacks."""
+    """
+    Return the messages whose handlers run, for `reliq workers --running`.
+
+    With `stacks`, add the stack trace of each handler.
+    """
     rows = []
     for name in queues or {name for worker in admin.workers() for name in worker.queues}:
-        # If the user names no queue, skip each queue that raises an error: it has another layout, or no message yet.
+        # If the user has not named queues, skip a queue that raises an error: it has another layout, or no message yet.
         with nullcontext() if queues else suppress(ConfigurationError):
             rows += admin.running(name, longer_than=longer_than)
     if not rows:
@@ -705,9 +722,9 @@ def _running(admin: "Admin", queues: "Sequence[str]", longer_than: float, *, sta
 
 def _frames(reports: "Mapping[str, StackReport]", row: "Running") -> "Sequence[str] | None":
     """
-    Return the stack of a handler; None if its worker did not answer.
+    Return the stack of a running handler; None if its worker process did not send its stacks.
 
-    The stack is empty if the handler has ended meanwhile.
+    If the handler has ended meanwhile, return an empty stack.
     """
     if row.worker not in reports:
         return None

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from reliq.outbox.store import Database as DatabaseConnection, Store
 
-#: `reliq health` gives up after this many seconds.
+#: `reliq health` waits at most this many seconds for the worker to respond.
 HEALTH_SECONDS = 5.0
-#: `reliq health` reads at most this many bytes: any program may listen on the port.
+#: `reliq health` reads at most this many bytes of a response, because another program than a worker may listen on the
+#: port.
 HEALTH_BYTES = 65_536
 HOUR = 3600.0
 
@@ -164,7 +165,11 @@ def clean(database: Database, prefix: Prefix = OUTBOX_PREFIX, keep: Keep = HOUR)
 
 @contextmanager
 def _open_outbox(database: str, prefix: str) -> "Iterator[Store]":
-    """Open the outbox in a database. If the database is unreachable or refuses a statement, exit with code 1."""
+    """
+    Open the outbox tables in a database, and yield them as a `Store`.
+
+    If the database is unreachable or refuses a statement, exit with code 1.
+    """
     from reliq.outbox.store import Store, database as open_database  # noqa: PLC0415
 
     connection = open_database(database)
@@ -174,7 +179,7 @@ def _open_outbox(database: str, prefix: str) -> "Iterator[Store]":
 
 @contextmanager
 def _report_database_errors(database: "DatabaseConnection") -> "Iterator[None]":
-    """Exit with code 1 if the database is unreachable or refuses a statement within the block."""
+    """Exit with code 1 if, within the `with` block, the database is unreachable or refuses a statement."""
     try:
         yield
     except database.away as error:

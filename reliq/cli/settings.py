@@ -1,4 +1,4 @@
-"""Reads settings of `reliq worker` from the environment and pyproject.toml, for options that are not given."""
+"""Read settings of `reliq worker` from environment variables and pyproject.toml, for options that are not given."""
 
 import os
 import stat
@@ -12,25 +12,27 @@ import typer
 from reliq.cli.output import complain
 from reliq.errors import ConfigurationError
 
-#: The environment variables with which this process started. A command may change `os.environ` later.
+#: A copy of the environment variables with which this process started, because a command may change `os.environ`.
 ENVIRONMENT = dict(os.environ)
 FILE = "pyproject.toml"
 TABLE = "reliq"
 VARIABLE_PREFIX = "RELIQ_"
-#: Kubernetes sets RELIQ_METRICS_PORT to tcp://HOST:PORT for a Service named reliq-metrics; such a value is ignored.
+#: For a Service named reliq-metrics, Kubernetes sets RELIQ_METRICS_PORT to tcp://HOST:PORT. Values with this start are
+#: ignored.
 _SERVICE_LINK = "tcp://"
-#: The key under which `typer.Context.meta` has the settings that `settings_found` returned.
+#: The return value of `settings_found` is stored in `typer.Context.meta` under this key.
 FOUND = "reliq.settings"
-#: The setting with the Redis URL; all commands and programs read it from the environment, not only `reliq worker`.
+#: The name of the setting with the Redis URL. All commands and programs read this setting from the environment, not
+#: only `reliq worker`.
 URL = "url"
 
 
 class Setting(NamedTuple):
     """
-    The value of a setting.
+    The value of a setting, and its source.
 
     Attributes:
-        origin: where the value was found: an environment variable or the path of a file.
+        origin: the source of the value: the name of an environment variable, or the path of a file.
     """
 
     value: Any
@@ -38,7 +40,7 @@ class Setting(NamedTuple):
 
 
 def variable(name: str) -> str:
-    """Return the environment variable of a setting: RELIQ_MAX_JOBS for `max_jobs`."""
+    """Return the name of the environment variable for a setting: RELIQ_MAX_JOBS for `max_jobs`."""
     return VARIABLE_PREFIX + name.upper()
 
 
@@ -48,19 +50,21 @@ def spelled(name: str) -> str:
 
 
 def settings_of(worker: Any) -> dict[str, bool]:
-    """For each setting of the command `worker`, return whether its value is a list."""
+    """Return the names of all settings of `reliq worker`, each with whether its value is a list."""
     own = [option for option in worker.params if option.name not in ("json", "show_settings")]
     return {option.name: getattr(option, "multiple", False) for option in own}
 
 
 def settings_found(worker: Any) -> dict[str, Setting]:
     """
-    Return the settings in the environment and in [tool.reliq] of the nearest pyproject.toml with such a table.
+    Return the settings of `reliq worker` from environment variables and from pyproject.toml.
 
-    A variable overrides the file. The items of a list in a variable are separated by spaces.
+    Use the table [tool.reliq] of the nearest pyproject.toml that has this table.
+
+    An environment variable overrides the file. In a variable, the items of a list are separated by spaces.
 
     Raises:
-        ConfigurationError: the file cannot be read, or its table has an unknown setting.
+        ConfigurationError: pyproject.toml cannot be read, or its table has an unknown setting.
     """
     options = settings_of(worker)
     path, table = _table()
@@ -78,10 +82,10 @@ def settings_found(worker: Any) -> dict[str, Setting]:
 
 def take_url(ctx: typer.Context, url: str | None) -> str | None:
     """
-    Return the value of --url.
+    Return the value of the option --url; None if it is not given.
 
-    If neither --url nor RELIQ_URL is set, set RELIQ_URL to the URL in pyproject.toml, and print the path of this file.
-    Processes that the command starts then inherit RELIQ_URL. Shell completion does not read pyproject.toml.
+    If neither --url nor RELIQ_URL is set, set RELIQ_URL to the URL in pyproject.toml, and print the path of the file.
+    So processes that the command starts use the same URL. During shell completion, pyproject.toml is not read.
     """
     if url is not None or ctx.resilient_parsing or _is_set(URL):
         return url
@@ -93,7 +97,7 @@ def take_url(ctx: typer.Context, url: str | None) -> str | None:
 
 
 def misspelled(worker: Any) -> dict[str, str]:
-    """Return the unknown environment variables RELIQ_..., each with the variable that the user probably meant."""
+    """Return the environment variables RELIQ_... that are probably misspelled, each with the correct variable."""
     variables = [variable(name) for name in settings_of(worker)]
     unknown = [name for name in os.environ if name.startswith(VARIABLE_PREFIX) and name not in variables]
     near = {name: get_close_matches(name, variables, 1, cutoff=0.85) for name in unknown}
@@ -101,22 +105,27 @@ def misspelled(worker: Any) -> dict[str, str]:
 
 
 def _is_set(name: str) -> bool:
-    """Return whether the environment has a setting. Docker Compose sets missing variables to an empty text."""
+    """
+    Return whether the environment variable of a setting has a value.
+
+    An empty text is not a value, because Docker Compose sets missing variables to an empty text.
+    """
     text = os.environ.get(variable(name), "").strip()
     return bool(text) and not text.startswith(_SERVICE_LINK)
 
 
 def _table() -> tuple[Path, Mapping[str, Any]]:
     """
-    Return the path of the nearest pyproject.toml with a table [tool.reliq], and that table.
+    Return the path of the nearest pyproject.toml with a table [tool.reliq], and this table.
 
-    Without such a file, the table is empty.
+    If there is no such file, return an empty table.
 
     The search starts in the working folder and goes up to the root of the repository. It stops before a folder that
     every user can write to, such as /tmp.
 
     Raises:
-        ConfigurationError: the file cannot be read, another user could have written it, or the working folder is gone.
+        ConfigurationError: the file cannot be read, another user could have written it, or the working folder was
+            deleted.
     """
     import tomllib  # noqa: PLC0415  only `reliq worker` reads the file
 
@@ -137,7 +146,7 @@ def _table() -> tuple[Path, Mapping[str, Any]]:
         except PermissionError as error:
             if os.access(folder, os.X_OK):
                 raise ConfigurationError(f"{path} cannot be read: {error}; repair or rename it") from error
-            table = None  # skip the file: its folder is not accessible to the current user
+            table = None  # the current user has no access to this folder, so continue with its parent
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigurationError(f"{path} cannot be read: {error}; repair or rename it") from error
         if isinstance(table, dict):
@@ -148,13 +157,13 @@ def _table() -> tuple[Path, Mapping[str, Any]]:
                     f"{URL} in [tool.{TABLE}] of {path} must be a text, such as redis://127.0.0.1:6379/0"
                 )
             return path, table
-        if os.access(folder / ".git", os.F_OK):  # Path.exists raises PermissionError if the folder is not accessible
+        if os.access(folder / ".git", os.F_OK):  # unlike Path.exists, os.access does not raise PermissionError
             break
     return here / FILE, {}
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a regular file; raise ValueError for a FIFO, a device or a folder. Reading a FIFO could block."""
+    """Open a regular file. Raise ValueError for a FIFO, a device or a folder, because reading a FIFO could block."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -163,7 +172,7 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:
-    """Raise ConfigurationError when a user other than root and the current user could have written a file."""
+    """Raise ConfigurationError if a user other than root and the current user could have written a file or folder."""
     if status.st_uid not in (0, os.geteuid()):
         why = f"{path} belongs to user {status.st_uid}"
         remedy = "change the owner"

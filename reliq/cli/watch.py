@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 
 #: The shortest --interval, in seconds.
 LEAST_SECONDS = 0.1
-#: A queue is yellow on the screen if its lateness is at least YELLOW_SECONDS, and red from RED_SECONDS on.
+#: The lateness of a queue is shown in yellow if it is at least YELLOW_SECONDS, and in red if it is at least
+#: RED_SECONDS.
 YELLOW_SECONDS = 10.0
 RED_SECONDS = 60.0
-#: The screen has a column for the rate of failures if the terminal is at least this many characters wide.
+#: The table of queues has a column for the rate of failures only if the terminal is at least this many characters wide.
 WIDE = 100
 HEAD_LINES = 3
-#: The most running handlers shown for each worker process, and the most errors of messages that wait for a retry.
+#: The screen shows at most JOBS_SHOWN running handlers of each worker process, and at most ERRORS_SHOWN errors of
+#: messages that wait for a retry.
 JOBS_SHOWN = 10
 ERRORS_SHOWN = 3
-#: The color of the figures in each column, as a style of the package rich.
+#: The style of the numbers in each column, for the library rich.
 STYLES = {
     "ready": "yellow",
     "waiting": "cyan",
@@ -82,12 +84,16 @@ def watch(
 
 
 def show(watcher: Watcher, place: str, seconds: float) -> None:
-    """Refresh the screen until Ctrl-C or SIGTERM; while Redis is unavailable, keep the last figures on it."""
+    """
+    Show the screen and refresh it until Ctrl-C or SIGTERM.
+
+    While Redis is unavailable, the screen keeps the last figures, and shows the error.
+    """
     terminal = console()
     live = Live(console=terminal, screen=True, auto_refresh=False)
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        sample = watcher.look()  # take the first sample before the full screen starts: an error stays visible
+        sample = watcher.look()  # before the screen starts, so that the user sees an error after it
         live.start()
         trouble = ""
         while True:
@@ -106,9 +112,9 @@ def show(watcher: Watcher, place: str, seconds: float) -> None:
 
 def draw(terminal: Console, sample: QueueSample, place: str, seconds: float, trouble: str = "") -> SegmentLines:
     """
-    Return a screen that fits the terminal.
+    Return the lines of a screen that fits the terminal.
 
-    A small screen has only the queues with the most lateness, and the newest failures.
+    If not everything fits, the screen shows only the queues with the greatest lateness.
     """
     overview = sample.overview
     height = terminal.height
@@ -152,7 +158,7 @@ def _head(sample: QueueSample, place: str, seconds: float, trouble: str, shown: 
 
 
 def _queues(views: Sequence[QueueSnapshot], width: int) -> Table:
-    """Return the table of queues; on a narrow terminal it has no column for the rate of failures."""
+    """Return the table of queues. On a narrow terminal, it has no column for the rate of failures."""
     states = [state for state in STYLES if state != "waiting" or any(view.lines for view in views)]
     table = Table(
         Column("queue", style="bold", overflow="fold"),
@@ -181,7 +187,7 @@ def _queues(views: Sequence[QueueSnapshot], width: int) -> Table:
 
 
 def _workers(workers: Sequence[Worker] | None) -> Iterator[Text]:
-    """Yield a line for each worker process, with the handlers that have run longest."""
+    """Yield a line for each worker process, with its longest running handlers."""
     if workers is not None:
         yield Text("workers", "bold") if workers else Text("no worker is alive", "bold red")
     now = time.time()
@@ -196,7 +202,11 @@ def _workers(workers: Sequence[Worker] | None) -> Iterator[Text]:
 
 
 def _failures(sample: QueueSample) -> Iterator[Text]:
-    """Yield the errors of messages that wait for a retry, then the newest messages that ended without an ack."""
+    """
+    Yield lines for messages that wait for a retry, and for the newest messages that ended without an ack.
+
+    Messages that wait for a retry have a line for each error.
+    """
     yield Text("failures", "bold") if sample.errors or sample.ends else Text("no failures", "dim")
     for failure in sample.errors[:ERRORS_SHOWN]:
         share = f"{failure.count} of {failure.sampled}"
@@ -207,5 +217,5 @@ def _failures(sample: QueueSample) -> Iterator[Text]:
 
 
 def _error(reason: str, error: str) -> str:
-    """Return the text of an error; a reason other than `failed` or `rejected` is put in front of the text."""
+    """Return the text of an error, after its reason unless the reason is `failed` or `rejected`."""
     return error if error and reason in ("failed", "rejected") else f"{reason}: {error}" if error else reason

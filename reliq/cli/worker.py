@@ -1,4 +1,4 @@
-"""The command `reliq worker`: its options and settings, and the restart when a source file changes."""
+"""The command `reliq worker`: its options, its settings, and --reload, which restarts it when a source file changes."""
 
 import os
 import re
@@ -119,11 +119,11 @@ def worker(
     page = None if metrics_port is None else (metrics_port, metrics_host, not no_queue_metrics)
     memory = None if max_memory is None else _size(max_memory)
     serve(plan, processes, url=url, max_memory=memory, gil_timeout=gil_timeout, page=page)
-    return Answer(None)  # not reached: `serve` exits the process
+    return Answer(None)  # never reached, because `serve` exits the process
 
 
 def _show_settings(ctx: typer.Context) -> Answer:
-    """Return a table of all settings with value and origin; URLs are without passwords."""
+    """Return a table of all settings, with the value of each setting and its source. Passwords in URLs are hidden."""
     found = ctx.meta[FOUND]
     rows = {}
     for name in settings_of(ctx.command):
@@ -145,7 +145,11 @@ def _show_settings(ctx: typer.Context) -> Answer:
 
 
 def _run_again_on_changes() -> Answer:
-    """Run this command without --reload as a child until a signal; restart it when a source file changes."""
+    """
+    Run this command without --reload in a child process, and restart it when a source file changes.
+
+    Return after SIGTERM or Ctrl-C.
+    """
     try:
         import watchfiles  # noqa: PLC0415  part of the extra `reload`
     except ImportError:
@@ -163,8 +167,8 @@ def _run_again_on_changes() -> Answer:
     changes = watchfiles.watch(Path.cwd(), watch_filter=sources, stop_event=stop, raise_interrupt=False)
     complain(f"the worker restarts when a .py file or {FILE} in {Path.cwd()} changes")
     while not stop.is_set():
-        # Use a new process group, so that Ctrl-C signals the worker only once. A second signal would end the worker
-        # immediately, without waiting for running handlers.
+        # Use a new process group, so that the worker does not get Ctrl-C from the terminal in addition to the SIGTERM
+        # of this process. A second signal would end the worker without waiting for running handlers.
         environment = {**ENVIRONMENT, variable("reload"): "0"}
         with subprocess.Popen(again, env=environment, process_group=0) as process:  # noqa: S603  this command
             for number in STOPS:
@@ -177,7 +181,7 @@ def _run_again_on_changes() -> Answer:
 
 
 def _size(text: str) -> int:
-    """Convert a size such as 512M to bytes; raise ConfigurationError if it is malformed."""
+    """Convert a size such as 512M to a number of bytes. Raise ConfigurationError if the size is malformed."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ConfigurationError(f"--max-memory must be a size such as 512M or 2G, not {text!r}")
