@@ -1,8 +1,8 @@
 """
-Logging: events as lines of text or JSON, without message bodies or passwords.
+Log the events of workers and of the web pages as lines of text or JSON, without message bodies and passwords.
 
-`Limiter` suppresses frequent lines of the same kind. `BackgroundHandler` writes lines in a thread, so that a blocked
-standard error does not delay the worker.
+`Limiter` suppresses log lines if many lines of the same kind follow each other. `BackgroundHandler` writes lines in a
+thread, so that the worker does not wait for a program that reads standard error slowly.
 """
 
 from __future__ import annotations
@@ -35,46 +35,50 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: Write at most SAME_LINES lines that differ only in ids and figures within SAME_SECONDS; suppress further lines.
+#: In each window of SAME_SECONDS, write at most SAME_LINES lines of the same kind, and suppress further lines. Lines of
+#: the same kind differ only in ids and numbers.
 SAME_LINES = 10
 SAME_SECONDS = 10.0
-#: If a window of SAME_SECONDS has this many kinds of lines, it ends early, to limit the memory.
+#: If lines of this many kinds were written in a window, the window ends early, to limit memory.
 LINE_KINDS_LIMIT = 1000
-#: The field `ids` of a summary of suppressed lines has at most this many ids; the text names only the first ids.
+#: A summary of suppressed lines has at most this many message ids in its field `ids`. Its text contains fewer ids.
 HELD_IDS = 100
-#: The value of the field `event` in a summary of suppressed lines. Summaries are never suppressed themselves.
+#: The field `event` has this value in a summary of suppressed lines. Summaries are never suppressed.
 HELD_BACK = "held_back"
-#: The value of the field `event` for an operator's change on a web page. These lines are never suppressed.
+#: The field `event` has this value in a line about a change that an operator made on a web page. These lines are never
+#: suppressed.
 WEB_WRITE = "web_write"
-#: Two log lines of events are of the same kind if they have equal values of these fields.
+#: Two log lines about events are of the same kind if their values of these fields are equal.
 _KIND = ("event", "queue", "outcome", "error_type", "place", "verb", "part")
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "text", "json")
 
-#: At most this many lines wait if standard error is blocked; further lines are dropped.
+#: If standard error is blocked, at most this many lines wait, and further lines are dropped.
 LINES_LIMIT = 1000
-#: A log call waits at most this many seconds until its line is written, because a crash would lose an unwritten line.
+#: A call that logs a line waits at most this many seconds until the line is written, because a crash of the process
+#: would lose an unwritten line.
 WRITE_SECONDS = 0.1
-#: At exit, a process waits at most this many seconds until its last lines are written.
+#: When a process exits, it waits at most this many seconds until its last lines are written.
 FLUSH_SECONDS = 1.0
 
 _COLOURS = {logging.DEBUG: "\x1b[2m", logging.INFO: "", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
 _PLAIN = "\x1b[0m"
 _LINE = "%(asctime)s %(process)d %(levelname)s %(name)s %(message)s"
-#: The attributes of every log record. All other attributes come from the argument `extra` of an application's log call.
+#: The attributes that each log record has. All other attributes come from the argument `extra` when an application
+#: logs.
 _ORDINARY = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "reliq"})
 
 
 class Background:
     """
-    A daemon thread that calls functions one after another and ignores their exceptions.
+    A daemon thread with a queue of functions. It calls them one after another, and ignores their exceptions.
 
-    The garbage collector or a signal handler may interrupt any method of this class and call `put` again in the same
-    thread. So the methods hold no locks, and they use `SimpleQueue.put`, which is reentrant, unlike `Queue.put`.
+    A signal handler or the garbage collector may interrupt a method of this class, log a line, and so call `put` in the
+    same thread. So the methods hold no locks. They use `SimpleQueue`, because its `put` is reentrant.
 
     Args:
         name: the name of the thread.
-        limit: how many functions may wait; 0 for any number.
+        limit: the maximum number of functions in the queue; 0 for any number.
     """
 
     def __init__(self, name: str, limit: int = 0) -> None:
@@ -84,9 +88,9 @@ class Background:
 
     def put(self, work: Callable[[], object]) -> bool:
         """
-        Queue `work` to be called in the thread.
+        Add a function to the queue, so that the thread calls it.
 
-        If too many functions wait, drop it and return False.
+        If the queue is full, drop the function and return False.
         """
         if self._limit and self._waiting.qsize() >= self._limit:
             return False
@@ -95,9 +99,9 @@ class Background:
 
     def wait(self, seconds: float) -> bool:
         """
-        Wait until all functions queued so far have been called.
+        Wait until the thread has called all functions that are in the queue now.
 
-        After `seconds`, return False.
+        Return False if this takes longer than `seconds`.
         """
         called = threading.Lock()
         called.acquire()
@@ -105,7 +109,7 @@ class Background:
         return called.acquire(timeout=seconds)
 
     def close(self) -> None:
-        """Let the thread end after it has called all queued functions; return immediately."""
+        """Let the thread end after it has called all functions in the queue. Return immediately."""
         self._waiting.put(None)
 
     def _run(self) -> None:
@@ -116,7 +120,11 @@ class Background:
 
 @dataclass(slots=True)
 class _Held:
-    """The suppressed lines of one kind; `like` is the text of the first suppressed line."""
+    """
+    The number and the message ids of suppressed lines of the same kind.
+
+    `like` is the text of the first suppressed line.
+    """
 
     level: int
     like: str
@@ -128,10 +136,11 @@ class _Held:
 
 class Limiter(logging.Filter):
     """
-    A logging filter that limits lines of the same kind at INFO and above.
+    A logging filter that suppresses lines at level INFO or higher if there are too many of the same kind.
 
-    In each window of SAME_SECONDS, SAME_LINES lines of a kind pass. At the end of the window, a summary reports the
-    suppressed lines. A window ends by a timer, or with the first line after SAME_SECONDS.
+    In each window of SAME_SECONDS, the first SAME_LINES lines of a kind are written. At the end of the window, a
+    summary reports the suppressed lines. A timer ends a window with suppressed lines; otherwise, the first line after
+    SAME_SECONDS starts a new window.
     """
 
     def __init__(self) -> None:
@@ -143,11 +152,11 @@ class Limiter(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write `record`; count a suppressed record."""
+        """Return whether to write a log record. If not, count it for the summary."""
         fields = getattr(record, "reliq", {})
         if record.levelno < logging.INFO or fields.get("event") in (HELD_BACK, WEB_WRITE):
             return True
-        # Records of the same kind differ only in ids and figures.
+        # Log records of the same kind differ only in ids and numbers.
         kind = tuple(map(fields.get, _KIND)) if fields else (record.name, record.levelno, str(record.msg))
         over: list[_Held] = []
         with self._lock:
@@ -165,14 +174,15 @@ class Limiter(logging.Filter):
                 if self._timer is None:
                     timer = threading.Timer(SAME_SECONDS, self.flush)
                     timer.daemon = True
-                    with suppress(RuntimeError):  # if the timer cannot start a thread, a later line ends the window
+                    # if no thread can be started for the timer, a later line ends the window
+                    with suppress(RuntimeError):
                         timer.start()
                         self._timer = timer
         _log_held(over)
         return is_written
 
     def flush(self) -> None:
-        """End the window now, and write its summary."""
+        """End the current window now, and log its summaries."""
         with self._lock:
             over = self._end_window()
         _log_held(over)
@@ -189,7 +199,7 @@ class Limiter(logging.Filter):
 
 
 def _log_held(over: list[_Held]) -> None:
-    """Log a summary for each kind of suppressed lines, with the ids that these lines contained."""
+    """Log a summary for each kind of suppressed lines, with the message ids in these lines."""
     for held in over:
         ids = f"; ids: {join_first(held.ids, held.messages)}" if held.ids else ""
         text = f"log: held back {pluralize(held.count, 'line')} like: {held.like}{ids}"
@@ -205,11 +215,12 @@ def configure_logging(level: str, format: str = "auto") -> bool:
     """
     Write log lines to standard error, unless the application has configured logging.
 
-    If the application has log handlers, they get reliq's records by propagation. If it has none, this function's
-    handler writes the application's records too, in the same format; the application's lines are never suppressed.
+    If the application has log handlers, they also get reliq's log records, by propagation. Otherwise, reliq adds a
+    handler to the root logger. This handler also writes the log records of the application, in the same format, and
+    never suppresses them.
 
     Returns:
-        Whether this function has configured logging; False if the application had already configured it.
+        Whether this function has added a log handler; False if the application already has log handlers.
     """
     enable_logging()
     atexit.register(limiter.flush)
@@ -231,7 +242,7 @@ def enable_logging() -> None:
     """
     Enable reliq's loggers again.
 
-    By default, `logging.config` disables all loggers that exist.
+    If an application uses `logging.config`, this disables all existing loggers by default.
     """
     for logger in _loggers():
         logger.disabled = False
@@ -241,7 +252,7 @@ def _loggers() -> list[logging.Logger]:
     """
     Return all loggers of reliq.
 
-    Filters and `disabled` must be set for each logger, because loggers do not inherit them.
+    Filters and `disabled` must be set on each logger, because loggers do not inherit them from their parents.
     """
     names = [name for name in list(logging.root.manager.loggerDict) if name.startswith("reliq.")]
     return [logging.getLogger("reliq"), *map(logging.getLogger, names)]
@@ -251,10 +262,10 @@ class BackgroundHandler(logging.Handler):
     """
     A log handler that writes lines in a separate thread.
 
-    So a blocked stream delays no other thread.
+    If the stream is blocked, a thread that logs a line waits for at most WRITE_SECONDS.
 
-    If more than LINES_LIMIT lines wait, new lines are dropped. When lines can be written again, a line reports the
-    number of dropped lines.
+    If more than LINES_LIMIT lines wait to be written, new lines are dropped. As soon as lines can be written again, a
+    line reports the number of dropped lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -266,13 +277,13 @@ class BackgroundHandler(logging.Handler):
         self._is_stuck = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Pass a line to the writing thread."""
+        """Pass the line for a log record to the thread that writes lines."""
         try:
             line = self.format(record)
         except Exception:
             self.handleError(record)
             return
-        if os.getpid() != self._pid:  # in a forked process the writing thread does not exist
+        if os.getpid() != self._pid:  # a forked process does not have the writing thread
             self._write(line)
         elif not self._writer.put(partial(self._write, line)):
             self._dropped += 1
@@ -280,7 +291,7 @@ class BackgroundHandler(logging.Handler):
             self._is_stuck = not self._writer.wait(WRITE_SECONDS)
 
     def flush(self) -> None:
-        """Wait at most FLUSH_SECONDS until all lines are written."""
+        """Wait until all lines are written, but at most FLUSH_SECONDS."""
         if os.getpid() == self._pid:
             self._writer.wait(FLUSH_SECONDS)
 
@@ -291,7 +302,7 @@ class BackgroundHandler(logging.Handler):
             text = "%d log lines were dropped: nothing read standard error"
             record = logging.LogRecord("reliq", logging.WARNING, __file__, 0, text, (dropped,), None)
             line = f"{line}\n{self.format(record)}"
-        with suppress(OSError, ValueError):  # the stream is closed, by this process or by its reader
+        with suppress(OSError, ValueError):  # this process or the reader has closed the stream
             self._stream.write(f"{line}\n")
             self._stream.flush()
         self._is_stuck = False
@@ -299,9 +310,9 @@ class BackgroundHandler(logging.Handler):
 
 class TextFormatter(logging.Formatter):
     """
-    Format a record as a readable line, coloured by level.
+    Formats a log record as a readable line, coloured by its level.
 
-    The time is local, with the offset from UTC.
+    The line contains the local time with its offset from UTC.
     """
 
     def __init__(self, *, colours: bool) -> None:
@@ -311,7 +322,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the log line of `record`."""
         text = super().format(record)
-        if record.name.partition(".")[0] == "reliq":  # the text of an application's records is not changed
+        if record.name.partition(".")[0] == "reliq":  # do not change the text of an application's log records
             text = "\n".join(map(printable, text.split("\n")))
         colour = _COLOURS.get(record.levelno, "") if self._colours else ""
         return f"{colour}{text}{_PLAIN}" if colour else text
@@ -323,9 +334,9 @@ class TextFormatter(logging.Formatter):
 
 class JsonFormatter(logging.Formatter):
     """
-    Format a record as a JSON object on one line.
+    Formats a log record as a JSON object on one line.
 
-    The object includes the fields of the application's `extra`.
+    The object also contains the fields in `extra`, if the application passed this argument when it logged.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -344,18 +355,18 @@ class JsonFormatter(logging.Formatter):
         extra = {str(name): value for name, value in vars(record).items() if name not in _ORDINARY}
         try:
             return json.dumps(extra | row, default=str)
-        except Exception:  # a value in `extra` raises in `str`, or contains itself
+        except Exception:  # a value in `extra` cannot be converted, or contains itself
             return json.dumps(row | {"extra_left_out": list(extra)}, default=repr)
 
 
-#: The text in a log line for each outcome of a tick of a periodic job.
+#: For each outcome of a tick of a periodic job, the text in the log line.
 _TICK_OUTCOMES = {
     "published": "was published",
     "paused": "was skipped, because the job is paused",
     "overlap": "was skipped, because its last message is still alive",
     "missed": "was missed",
 }
-#: The text in a log line for the consequence of each handler outcome.
+#: For each outcome of a handler, the text in the log line about the consequence for the message.
 _CONSEQUENCES = {
     "ack": "finished",
     "nack": "retrying",
@@ -370,18 +381,19 @@ class LogObserver:
     """
     An observer that logs a line for each important event.
 
-    Handlers that end well are logged at DEBUG, other results at INFO, dead letters and lost leases at WARNING. Failures
-    of handlers are not logged here but by the runner, which has the traceback.
+    Successful handlers are logged at level DEBUG, other outcomes at INFO, and dead letters and lost leases at WARNING.
+    This class does not log the failures of handlers: the class `Runner` logs them, with the traceback.
 
     Args:
-        error_text: whether to log the texts of exceptions and reasons, which may contain parts of bodies. If False, log
-            only the class and source line of an exception.
+        error_text: whether to log the texts of exceptions and of reasons for outcomes, which may contain parts of
+            message bodies. If False, only the class and source line of an exception are logged.
     """
 
     def __init__(self, *, error_text: bool = False) -> None:
         self._error_text = error_text
         self._lock = threading.Lock()
-        #: For each queue and part of the worker that cannot reach Redis: the monotonic time of the failure.
+        #: When a part of the worker, such as its fetcher, lost the connection to the Redis of a queue, in monotonic
+        #: seconds. The keys of this dictionary consist of queue and part.
         self._away: dict[tuple[str, str], float] = {}
 
     kinds = (
@@ -393,17 +405,17 @@ class LogObserver:
 
     @property
     def wants_success(self) -> bool:
-        """Whether to log successful handlers: only at level DEBUG."""
+        """Whether this observer needs the events of successful handlers: only at level DEBUG."""
         return logger.isEnabledFor(logging.DEBUG)
 
     def __call__(self, event: Event, /) -> None:
-        """Log `event` if a line is defined for its class and the log level is high enough."""
-        if logger.disabled:  # the consumer's lifespan may have disabled them by `logging.config`
+        """Log a line about an event, if this class of events has a line, and the line's level is enabled."""
+        if logger.disabled:  # the consumer's lifespan may have used `logging.config`, which disables loggers
             enable_logging()
         match event:
             case events.Handled(queue, id, attempt, outcome, seconds, error, raised, failed=False):
                 level = logging.DEBUG if outcome in ("ack", "snooze", "rate_limited") else logging.INFO
-                if logger.isEnabledFor(level):  # build the text only if it is written
+                if logger.isEnabledFor(level):  # do not build a text that is not written
                     shown = error if self._error_text else raised
                     which = "attempt" if attempt is None else f"attempt {attempt}"
                     text = f"queue {queue}: message {id}: {which} ended with {outcome} after {seconds:.3f} s"
@@ -428,7 +440,11 @@ class LogObserver:
 
     @staticmethod
     def _warning(event: Event) -> tuple[str, str] | None:
-        """Return the event name and the text if the event is logged as a warning; else None."""
+        """
+        Return the name of an event and the text of its log line, if the event is logged as a warning.
+
+        For all other events, return None.
+        """
         match event:
             case events.RenewalLate(_, seconds, cause):
                 why = "Redis answered slowly" if cause == "redis" else "this process was delayed"
@@ -478,7 +494,7 @@ class LogObserver:
         """
         Log once that Redis, or the server of a queue, is unavailable.
 
-        If several parts of the worker report the same outage, log only the first report.
+        If several parts of the worker lose the connection in the same outage, log only the first event.
         """
         with self._lock:
             is_first = not any(queue == event.queue for queue, _ in self._away)
@@ -492,8 +508,8 @@ class LogObserver:
         """
         Log once that Redis, or the server of a queue, is available again.
 
-        If several parts of the worker lost the connection, log only when the last part has reached Redis again. After
-        an outage of all servers, log only when all servers are available.
+        If several parts of the worker lost the connection, log only when all these parts have reached Redis again. If
+        an outage affected all servers, log only when all servers are available again.
         """
         with self._lock:
             since = min((at for (queue, _), at in self._away.items() if queue == event.queue), default=0.0)
@@ -511,9 +527,9 @@ def _redis_of(queue: str) -> str:
 
 def _log(level: int, name: str, event: Event, text: str, **changed: Any) -> None:
     """
-    Log a line with the fields of an event.
+    Log a text about an event, with the fields of the event.
 
-    Lists of ids are cut to IDS_SHOWN ids; the field `count` contains the number of all ids.
+    At most IDS_SHOWN message ids are logged. The field `count` contains the number of all ids.
     """
     fields: dict[str, Any] = {"event": name}
     for field_name, value in msgspec.structs.asdict(event).items():
