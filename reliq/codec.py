@@ -1,7 +1,8 @@
 """
-Message bodies as bytes: encoding and decoding by type, and the check that a body survives the round trip.
+Encode message bodies to bytes and decode them by their type. Check that a decoded body equals the original.
 
-Error messages contain the path and the type of a faulty field, but never its value: a body may be confidential.
+Error messages contain the path and the type of an invalid field, but never its value, because bodies may be
+confidential.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from reliq.errors import BodyError, ConfigurationError, UndecodableError
 
 B = TypeVar("B")
 
-#: The Python types of JSON values. A value without a type annotation is always decoded as one of these types.
+#: The Python types of JSON values. If a field has no type annotation, its value is decoded as one of these types.
 _JSON_TYPES = (str, int, float, bool, list, dict)
 _CONTAINERS = (list, tuple, Mapping)
-#: A publish does not decode bodies of these types as a check: they have no annotated fields that decoding could change.
+#: A publish does not check how bodies of these types are decoded, because these types have no annotated fields.
 _UNTYPED = (Any, dict, list, int, float, bool)
 
 _PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
@@ -32,7 +33,11 @@ _SAFE_COMPLAINT = re.compile(r"Expected `[^`]*`, got `[^`]*`|Object missing requ
 
 
 def fields_of(value: object) -> Iterator[tuple[str, Any]]:
-    """Yield each part of `value` with its path: `.name` for a field, `[0]` for an item, `[...]` for a dict's value."""
+    """
+    Yield the values that `value` directly contains, each with its path.
+
+    The path is `.name` for a field of an object, `[0]` for an item of a list, and `[...]` for a value of a dict.
+    """
     if _is_model_class(type(value)):
         names = [*type(value).model_fields, *(getattr(value, "model_extra", None) or {})]  # type: ignore[attr-defined]
         yield from ((f".{name}", getattr(value, name)) for name in names)
@@ -49,10 +54,15 @@ def fields_of(value: object) -> Iterator[tuple[str, Any]]:
 
 def difference(sent: Any, back: Any, path: str = "$") -> str:
     """
-    Describe where and why `back` differs from `sent`; return an empty text if they are equal.
+    Describe where and how a decoded body differs from the original; return an empty text if they are equal.
 
-    A value without an annotation is decoded as a type of JSON: a datetime in a `dict[str, Any]` becomes text. This does
-    not count as a difference.
+    A value without a type annotation is decoded as a JSON type, for example a datetime in a `dict[str, Any]` becomes
+    text. This does not count as a difference.
+
+    Args:
+        sent: the original body, or a value in it.
+        back: the decoded body, or the same value in it.
+        path: the path of this value in the body.
     """
     if sent is back or sent == back:
         return ""
@@ -86,20 +96,20 @@ def difference(sent: Any, back: Any, path: str = "$") -> str:
 
 
 class RawBodies:
-    """Bodies of type bytes, or of type str as UTF-8."""
+    """Encodes and decodes bodies of the types bytes and str; str is stored as UTF-8."""
 
     def __init__(self, kind: Any) -> None:
         self.encode = bytes if kind is bytes else str.encode
         self.decode = bytes if kind is bytes else bytes.decode
 
     def complaint(self, error: Exception) -> str:
-        """Describe a decoding error, without the value that caused it."""
+        """Describe a decoding error, but not the value that caused it."""
         return f"{type(error).__name__} at `$`"
 
 
 class JsonBodies:
     """
-    Bodies encoded and decoded by msgspec.
+    Encodes and decodes bodies with msgspec.
 
     Raises:
         ConfigurationError: `kind` is not a type that JSON can be decoded into.
@@ -132,7 +142,7 @@ class JsonBodies:
 
 
 class ModelBodies:
-    """Bodies of one pydantic model, encoded with field aliases and without computed fields."""
+    """Encodes and decodes bodies of one pydantic model, with field aliases and without computed fields."""
 
     def __init__(self, kind: Any) -> None:
         self.decode = kind.model_validate_json
@@ -156,23 +166,23 @@ class ModelBodies:
             schema = self._schema()
             parts = [schema, *schema.get("$defs", {}).values()]
             names = {name for part in parts for name in part.get("properties", ())}
-        except Exception:  # pydantic has no schema for a part of the type
+        except Exception:  # pydantic cannot create a schema for a part of the type
             names = set()
-        # Show only names of fields. Other parts of the path, such as keys of a dict, are message content.
+        # Show only the names of fields. Other parts of the path, such as keys of a dict, are content of the message.
         path = "".join(f".{part}" if part in names else "[...]" for part in first["loc"])
         return f"{first['type']} at `${path}`"
 
 
 class PydanticBodies(ModelBodies):
     """
-    Bodies of a type that contains pydantic models, such as a union or a list of models.
+    Encodes and decodes bodies of a type that contains pydantic models, such as a union or a list of models.
 
     Raises:
         ConfigurationError: pydantic does not support a part of `kind`.
     """
 
     def __init__(self, kind: Any) -> None:
-        from pydantic import TypeAdapter  # noqa: PLC0415  pydantic is installed only for models
+        from pydantic import TypeAdapter  # noqa: PLC0415  pydantic is optional and needed only for its models
 
         try:
             self._adapter = TypeAdapter(kind)
@@ -192,7 +202,7 @@ class PydanticBodies(ModelBodies):
 
 
 def unencodable(body: Any, path: str = "$") -> str:
-    """Describe the first part of `body` that JSON cannot hold, and why; return an empty text if JSON can hold all."""
+    """Describe the first value in `body` that cannot be written as JSON, and why; empty if the body has none."""
     if _is_model_class(type(body)):
         for place, part in fields_of(body):
             try:
@@ -212,7 +222,7 @@ def unencodable(body: Any, path: str = "$") -> str:
 
 
 def type_name(kind: Any) -> str:
-    """Return the type `kind` as source code."""
+    """Return the type `kind` as it is written in source code."""
     return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
@@ -225,7 +235,7 @@ def _why_refused(body: Any, error: Exception) -> str:
         return "bytes that are no UTF-8 (pydantic: ConfigDict(ser_json_bytes='base64', val_json_bytes='base64'))"
     kind = type(body)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    if kind is dict:  # `unencodable` has already encoded each value alone, so a key of the dict causes the error
+    if kind is dict:  # `unencodable` has encoded each value separately, so a key of the dict causes the error
         return f"JSON cannot hold a key of this dict ({type(error).__name__})"
     article = "an" if name[0] in "aeiou" else "a"
     if kind.__module__ == "numpy":
@@ -234,7 +244,7 @@ def _why_refused(body: Any, error: Exception) -> str:
 
 
 def _has_model(kind: Any) -> bool:
-    """Return whether `kind` is a pydantic model, or contains a model in a union, a list and so on."""
+    """Return whether `kind` is a pydantic model, or contains one, for example in a union or a list."""
     return _is_model_class(kind) or any(map(_has_model, get_args(kind)))
 
 
@@ -255,7 +265,7 @@ def _from_pydantic(value: Any) -> Any:
 
 
 def _refuse_infinite(body: Any) -> None:
-    """Raise BodyError for a float that is not finite, because JSON would silently turn it into null."""
+    """Raise BodyError if `body` contains NaN or an infinite float, because JSON would silently turn it into null."""
     heap = [body]
     while heap:
         match heap.pop():
@@ -271,11 +281,12 @@ class Codec(Generic[B]):
     """
     Encodes bodies of the type `kind` to bytes, and decodes them.
 
-    `bytes` are stored unchanged, `str` as UTF-8, pydantic models as their own JSON, and all other types as JSON by
-    their annotations (dataclass, TypedDict, `msgspec.Struct`, containers, scalars).
+    `bytes` are stored unchanged, and `str` as UTF-8. Pydantic models are stored as the JSON that pydantic writes. All
+    other types, such as dataclasses, TypedDicts, lists and numbers, are stored as JSON by their type annotations.
 
     Args:
-        validate: whether to decode each encoded body and refuse it if it differs from the original.
+        kind: the type of the bodies.
+        validate: whether to decode each encoded body, and to refuse it if it differs from the original.
 
     Raises:
         ConfigurationError: `kind` is not a type that JSON can be decoded into.
@@ -300,7 +311,7 @@ class Codec(Generic[B]):
         self._as_plain = None if isinstance(self._bodies, RawBodies) else self._bodies.plain
 
     def encode(self, body: B) -> bytes:
-        """Return `body` as bytes; raise BodyError if it has the wrong type or cannot be encoded."""
+        """Encode `body` to bytes; raise BodyError if it has the wrong type or cannot be encoded."""
         if not isinstance(body, self._accepted) or (self._is_number and isinstance(body, bool)):
             name = type(body).__name__
             if self._class and name == self._class.__name__:
@@ -313,7 +324,7 @@ class Codec(Generic[B]):
             payload = self._encode(body)
             if self._as_plain and b"null" in payload:
                 _refuse_infinite(self._as_plain(body))
-        except Exception as error:  # the body's own code runs here and may raise anything
+        except Exception as error:  # methods of the body run here and may raise any exception
             why = str(error) if isinstance(error, BodyError) else ""
             with suppress(Exception):
                 why = why or unencodable(body)
@@ -334,16 +345,16 @@ class Codec(Generic[B]):
         return payload
 
     def decode(self, payload: bytes) -> B:
-        """Decode a body; raise UndecodableError with the field's path if it does not match the type."""
+        """Decode a body; raise UndecodableError with the path of the invalid field if it does not match the type."""
         try:
             body: B = self._decode(payload)
-        except Exception as error:  # validators of the body's class run here and may raise anything
+        except Exception as error:  # validators of the body's class run here and may raise any exception
             raise UndecodableError(f"body is not {type_name(self.kind)}: {self._bodies.complaint(error)}") from None
         return body
 
 
 def _class_of(kind: Any) -> type | None:
-    """Return the class of every body of the type `kind`; None if bodies can have different classes."""
+    """Return the class that all bodies of the type `kind` have; None if they can have different classes."""
     if get_origin(kind) is Annotated:
         return _class_of(get_args(kind)[0])
     if is_typeddict(kind):

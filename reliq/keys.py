@@ -1,8 +1,8 @@
 """
-The Redis keys of a queue, key layouts, and message ids. All Redis keys are built in this module.
+The names of all Redis keys of reliq, the layouts of these names, and message ids.
 
-The keys of a shard share a hash tag, so they are in one slot of a Redis Cluster. A generated id contains its time, 84
-random bits and its shard.
+All Redis keys of a shard have the same hash tag, so they are in one slot of a Redis Cluster. A generated message id
+consists of the time of its creation, 84 random bits and the number of its shard.
 """
 
 import os
@@ -22,21 +22,22 @@ from reliq.message import Duration, Header
 from reliq.settings import milliseconds
 
 CLUSTER_SLOTS = 16_384
-#: The largest number of shards. Eight bits of a shard's number select its range of slots in a Cluster.
+#: The maximum number of shards of a queue. The eight bits of a shard's number select its range of slots in a Cluster.
 SHARDS_LIMIT = 256
 _BITS = 8
 _SLOTS_OF_PLACE = CLUSTER_SLOTS // SHARDS_LIMIT
 
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-#: The longest name of a queue that is shared with Go programs. The Go library itself does not limit names.
+#: The maximum length of the name of a queue that is shared with Go programs. The Go library itself has no limit.
 LONGEST_FOREIGN_NAME = 512
 
-#: A hash with the unix time at which a worker or publisher last reported each queue. In a Cluster,
-#: this key is not in the slots of the queues, because all queues share it.
+#: The Redis key of the queue registry: a hash with the unix time at which a worker or publisher last wrote each queue.
+#: In a Cluster, this key is not in the slots of the queues, because all queues share it.
 QUEUES_KEY = "reliq:queues"
 
-#: A sorted set with the unix time at which each worker process last wrote its record. All queues share this key.
+#: The Redis key of the worker registry: a sorted set with the unix time at which each worker process last wrote its
+#: record. All queues share this key.
 WORKERS_KEY = "reliq:workers"
 
 _PREFIX = re.compile(r"[^\s,]{1,128}")
@@ -46,22 +47,23 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _TIME_LENGTH = 8
 _TOKEN_LENGTH = 14
-#: Random bytes for this many ids are read from the kernel together, because a read for each id would be slow.
+#: The number of message ids for which random bytes are read at a time, because reading them for each id would be slow.
 _STOCK_TOKENS = 128
 _ID_LENGTH = 22
 _PERIODIC = "cron."
 _STORED = "plan."
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _OF_SHARD = re.compile(r"[A-Za-z0-9]{8}[A-Za-z0-9_-]{14}~([1-9][0-9]{0,2})")
-#: Generated ids contain a time from 2020 to 2100, in unix ms. A chosen id of the same form contains such
-#: a time only by chance, with a probability of 1 in 86.
+#: Generated ids contain a time from 2020 to 2100, in unix ms. An id that a publisher chose can have the same form by
+#: chance. Only 1 in 86 of such ids would contain a time in this range.
 _FIRST_MS = 1_577_836_800_000
 _LAST_MS = 4_102_444_800_000
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
 
-#: Unused tokens by process id. If uWSGI forks without Python's hooks, the child must not use its parent's tokens.
+#: Random tokens that are not used yet, by process id. uWSGI can fork without Python's fork hooks,
+#: and a child process must not use the tokens of its parent process.
 _stock: dict[int, list[str]] = {}
-#: The time of the last generated id in unix ms, and its text in the id.
+#: The time of the last generated id, in unix ms and as the text that the id contains.
 _last: tuple[int, str] = (0, "0" * _TIME_LENGTH)
 
 
@@ -73,10 +75,11 @@ def slot_of(tag: str) -> int:
 @cache
 def end_of_tag(tag: str, shard: int) -> str:
     """
-    Return the text that a shard appends to its queue's hash tag, for example `#3.52` for shard 3; empty for shard 0.
+    Return the text at the end of a shard's hash tag, for example `#3.52` for shard 3; empty for shard 0.
 
-    The number after the dot distributes shards evenly: if the slots are divided into 2 ** n equal ranges, each range
-    has one of 2 ** n shards. So nodes with equal numbers of slots have equal numbers of shards.
+    The number after the dot is chosen so that the shards are distributed evenly over the slots of a Cluster. If the
+    slots are divided into 2 ** n equal ranges, each range has one of 2 ** n shards. So nodes with equally many slots
+    have equally many shards.
     """
     if shard == 0:
         return ""
@@ -88,7 +91,7 @@ def end_of_tag(tag: str, shard: int) -> str:
 
 
 def check_layout(layout: object) -> None:
-    """Raise ConfigurationError if `layout` is not a `Layout`, for example a text."""
+    """Raise ConfigurationError if `layout` is not a `Layout` object, for example if it is a text."""
     if not isinstance(layout, Layout):
         raise ConfigurationError(
             f"layout must be Layout.RELIQ, Layout.hdt3213() or Layout.parse(TEXT), not {str(layout)[:80]!r}"
@@ -96,7 +99,7 @@ def check_layout(layout: object) -> None:
 
 
 def worker_key(id: str) -> str:
-    """Return the Redis key of a worker process' record: a string that expires unless it is written again."""
+    """Return the Redis key of the record of a worker process: a string that expires if it is not written again."""
     return f"reliq:worker:{id}"
 
 
@@ -106,7 +109,7 @@ def stack_request_key(id: str) -> str:
 
 
 def stacks_key(id: str) -> str:
-    """Return the Redis key of the last stack report of worker process `id`: a string that expires."""
+    """Return the Redis key of the last stack report of worker process `id`: a string with an expiry."""
     return f"reliq:stacks:{id}"
 
 
@@ -116,22 +119,22 @@ def limit_key(name: str) -> str:
 
 
 def pattern(key: str) -> str:
-    """Return the pattern that matches only the Redis key `key`, for SCAN and ACL rules."""
+    """Return the pattern for SCAN and ACL rules that matches only the Redis key `key`."""
     return _GLOB.sub(r"\\\g<0>", key)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """
-    The names of a queue's Redis keys and the format of its bodies: `Layout.RELIQ` or `Layout.hdt3213()`.
+    How the Redis keys of a queue are named and how bodies are stored: `Layout.RELIQ` or `Layout.hdt3213()`.
 
-    `str(layout)` returns its text, such as `reliq`, `hdt3213` or `hdt3213:tag,prefix=shop`; `Layout.parse` reads the
-    text.
+    `str(layout)` returns the layout as text, such as `reliq`, `hdt3213` or `hdt3213:tag,prefix=shop`. `Layout.parse`
+    converts this text to a layout.
 
     Attributes:
-        prefix: the text before the queue's name.
-        hash_tag: whether prefix and name are in braces, so that all keys of a queue are in one Cluster slot.
-        bare: whether bodies are stored without reliq's header line, as HDT3213/delayqueue does.
+        prefix: the text before the queue's name in a Redis key.
+        hash_tag: whether prefix and name are in braces, so that the keys are in the same slot of a Redis Cluster.
+        bare: whether bodies are stored without reliq's header line, like in HDT3213/delayqueue.
 
     Raises:
         ConfigurationError: the prefix is not 1 to 128 printable characters without space or comma, or the layout does
@@ -161,20 +164,23 @@ class Layout:
     @classmethod
     def hdt3213(cls, *, hash_tag: bool = False, prefix: str = "dp") -> "Layout":
         """
-        Return the layout of HDT3213/delayqueue in Go, with bare bodies.
+        Return the layout of the Go library HDT3213/delayqueue, which stores bodies without a header.
 
         Args:
-            hash_tag: False for Go's `NewQueue`; True for `NewQueueOnCluster` and `UseHashTagKey`. Default: False.
-            prefix: the prefix of Go's `UseCustomPrefix`. The keys of bodies do not have this prefix. Default: "dp".
+            hash_tag: True if the Go program uses `NewQueueOnCluster` or `UseHashTagKey`, False for `NewQueue`. Default:
+                False.
+            prefix: the prefix that the Go program passes to `UseCustomPrefix`. The Redis keys of bodies do not have
+                this prefix. Default: "dp".
         """
         return cls(prefix, hash_tag, bare=True)
 
     @classmethod
     def parse(cls, text: str) -> "Layout":
         """
-        Return the layout of a text: `reliq`, or `hdt3213` with options after a colon, separated by commas.
+        Convert a text to a layout.
 
-        The options are `tag` or `no-tag` (the default) and `prefix=NAME`, for example `hdt3213:tag,prefix=shop`.
+        The text is `reliq`, or `hdt3213` with options after a colon, for example `hdt3213:tag,prefix=shop`. The options
+        are `tag` or `no-tag` (the default), and `prefix=NAME`.
 
         Raises:
             ConfigurationError: the text is not a layout.
@@ -195,7 +201,7 @@ class Layout:
 
     @property
     def body_prefix(self) -> str:
-        """The prefix of the Redis keys of bodies; the Go library always uses `dp`."""
+        """The prefix of the Redis keys of bodies. In the Go layout it is always `dp`."""
         return "dp" if self.bare else self.prefix
 
     @property
@@ -208,7 +214,7 @@ Layout.RELIQ = Layout()
 
 
 def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
-    """Return whether a queue may have this name."""
+    """Return whether `name` is a valid name for a queue in `layout`."""
     if not isinstance(name, str):
         return False
     if layout.bare:
@@ -218,7 +224,7 @@ def is_name(name: object, layout: Layout = Layout.RELIQ) -> bool:
 
 class Keys:
     """
-    The Redis keys of one shard of the queue `name` in `layout`; a queue without sharding has only shard 0.
+    The Redis keys of one shard of a queue. A queue without sharding has only shard 0.
 
     Raises:
         ConfigurationError: the name is not 1 to 128 characters of A-Z a-z 0-9 _ . - (in the Go layout 1 to 512
@@ -246,53 +252,53 @@ class Keys:
         self.bare = layout.bare
         base = _base(layout.prefix, name + end_of_tag(f"{layout.prefix}:{name}", shard), layout.hash_tag)
         bodies = base if shard else _base(layout.body_prefix, name, layout.hash_tag)
-        self.msg_start = bodies + ":msg:"  # the start of each body's Redis key
+        self.msg_start = bodies + ":msg:"  # the Redis key of a body begins with this text
         self._aside = base + ":aside:"
         self._dedup = base + ":dd:"
-        self.result_start = base + ":result:"  # the start of each result's Redis key
+        self.result_start = base + ":result:"  # the Redis key of a result begins with this text
         self._lane = base + ":lane:"
         self.pending = base + ":pending"  # sorted set of scheduled messages: id -> due time
-        self.ready = base + ":ready"  # list: ids of due messages; LPUSH adds, RPOP claims
+        self.ready = base + ":ready"  # list: ids of due messages; LPUSH adds ids, RPOP claims them
         self.unack = base + ":unack"  # sorted set of leased or nacked messages: id -> lease deadline or redelivery time
         self.retry = base + ":retry"  # list: ids of messages to be delivered again
         self.garbage = base + ":garbage"  # set: ids of failed messages that are not yet dead letters
         self.retries_left = base + ":retry:cnt"  # hash: id -> retries left
-        self.lease = base + ":lease"  # hash: id -> the message's state, such as `nacked`, or the nonce of its claim
+        self.lease = base + ":lease"  # hash: id -> the message's state, such as `nacked`, or the nonce of its lease
         self.errors = base + ":errors"  # hash: id -> reason, attempt and error of the message's last failure
         self.dead = base + ":dead"  # stream: the dead letters
         self.ends = base + ":ends"  # stream: the last messages that ended without an ack
         self.history = base + ":history"  # stream: the last acked messages, if the queue keeps them
         self.token = base + ":token"  # string: the last fencing token
-        self.totals = base + ":totals"  # hash: event, such as `acked` -> how many messages had it so far
-        self.minutes = base + ":minutes"  # hash: minute modulo 180 -> the queue's totals, as a worker read them
-        self.wake = base + ":wake"  # list: at most one token, which wakes a waiting process
-        self.watch = base + ":watch"  # string: name of the process that waits for the next due time
+        self.totals = base + ":totals"  # hash: event, such as `acked` -> how many messages had this event so far
+        self.minutes = base + ":minutes"  # hash: minute modulo 180 -> `totals` as a worker read it in this minute
+        self.wake = base + ":wake"  # list: at most one token, which wakes a process that waits for messages
+        self.watch = base + ":watch"  # string: the process that currently waits for the next due time
         self.windows = base + ":windows"  # hash: chosen id -> its `dedup` in ms
         self.paused = base + ":paused"  # string: exists while the queue is paused
 
-        # Not every queue has the following Redis keys.
+        # Only some queues have the following Redis keys.
 
         self.cron = base + ":cron"  # hash: the state of the periodic jobs, see reliq.schedule
-        self.plans = base + ":plans"  # hash: the schedules that were made at run time, see reliq.schedules
+        self.plans = base + ":plans"  # hash: the schedules created with `Queue.schedule`, see reliq.schedules
         self.plans_due = base + ":plans:due"  # sorted set: name of a schedule in `plans` -> its next tick
         self.map = base + ":map"  # string, only in shard 0: how many shards the queue has
-        self.epoch = base + ":epoch"  # string: version of the shard map; publishers with an older map are refused
+        self.epoch = base + ":epoch"  # string: version of the shard map; a publish with an older shard map is refused
         self.leaving = base + ":leaving"  # hash: id -> the message, for messages that are moving to another shard
-        self.arrived = base + ":arrived"  # hash: source shard -> number and result of the last batch moved from it
-        self.line_start = base + ":line:"  # the start of each key queue's Redis key
+        self.arrived = base + ":arrived"  # hash: shard -> number and result of the last batch that was moved from there
+        self.line_start = base + ":line:"  # the Redis key of a key queue begins with this text
 
-        # Hash with the queue's limits, see `Limits.fields`. It exists if the queue uses message keys or limits.
+        # hash: the limits of the queue, see `Limits.fields`. It exists only if the queue uses message keys or limits.
         self.limits = base + ":limits"
-        self.ring = base + ":ring"  # sorted set: message key -> its position in the order of turns
+        self.ring = base + ":ring"  # sorted set: message key -> its position in the order in which keys take turns
 
-        # Sorted set of the messages that count against the limit of their key: `key NUL id`, all with the score 0.
+        # sorted set: `key NUL id` of the messages that count against the limit of their key, all with the score 0
         self.held = base + ":held"
-        self.asleep = base + ":asleep"  # sorted set: throttled or paused message key -> when it may run again
+        self.asleep = base + ":asleep"  # sorted set: throttled or paused message key -> when messages may start again
         self.rates = base + ":rates"  # sorted set: message key -> when its rate allows a full burst again, in unix us
 
     @classmethod
     def registered(cls, entry: str) -> "Keys | None":
-        """Return the Redis keys of the queue that an entry of the queue registry names; None for an invalid entry."""
+        """Return the Redis keys of the queue in an entry of the queue registry; None if the entry is invalid."""
         layout, space, name = entry.partition(" ")
         try:
             return cls(name, Layout.parse(layout)) if space else cls(entry)
@@ -301,7 +307,7 @@ class Keys:
 
     @property
     def entry(self) -> str:
-        """The queue's entry in the queue registry: its name; in the Go layout, the layout and the name."""
+        """The entry of the queue in the queue registry: its name, in the Go layout after the text of the layout."""
         return self.name if self.layout == Layout.RELIQ else f"{self.layout} {self.name}"
 
     def of_shard(self, shard: int) -> "Keys":
@@ -326,15 +332,19 @@ class Keys:
         return self.result_start + id
 
     def lane(self, lane: str) -> str:
-        """Return the Redis key with the number and the reply of a client's last call in one call sequence (lane)."""
+        """
+        Return the Redis key of one call sequence (lane) of a client.
+
+        It stores the number and the result of the last script call in this sequence.
+        """
         return self._lane + lane
 
     def line(self, key: str) -> str:
-        """Return the Redis key of the list of ids that wait under message key `key`; the last id is claimed first."""
+        """Return the Redis key of the key queue of `key`: a list of message ids, of which the last is claimed first."""
         return self.line_start + key
 
     def aside(self, key: str, stamp: int) -> str:
-        """Return the new name of the Redis key `key`, which is renamed after another program has written to it."""
+        """Return the name to which Redis key `key` is renamed after another program has written to it."""
         return f"{self._aside}{stamp}:{key}"
 
 
@@ -343,22 +353,27 @@ def _base(prefix: str, name: str, hash_tag: bool) -> str:
 
 
 def new_id(shard: int = 0) -> str:
-    """Return a new, unique id for a message of a shard."""
+    """Generate a unique id for a message in a shard."""
     return f"{_time_part()}{token()}~{shard}" if shard else _time_part() + token()
 
 
 def of_shard(id: str, shard: int) -> str:
-    """Return a generated id with the number of another shard; time and random part are unchanged."""
+    """Change the shard in a generated id, and return the changed id; its time and random part stay the same."""
     return f"{id[:_ID_LENGTH]}~{shard}" if shard else id[:_ID_LENGTH]
 
 
 def home(id: str, shards: int) -> int:
     """
-    Return the home (shard) of a message, computed from its id and the number of shards.
+    Return the number of the shard that a message belongs to.
 
-    A generated id contains its shard. Messages of periodic jobs are in shard 0, where the periodic jobs are stored. For
-    other chosen ids, a hash of the id selects the shard. If the number of shards changes from N to a divisor M, an id
-    moves from shard h to shard h mod M. If the number doubles, an id stays or moves to a new shard.
+    A generated id contains this number. Messages of periodic jobs and schedules belong to shard 0, where the jobs and
+    schedules are stored. For other ids, a hash of the id selects the shard. If the number of shards is reduced from N
+    to a divisor M of N, the messages of shard h move to shard h mod M. If the number is doubled, each message stays in
+    its shard or moves to a new shard.
+
+    Args:
+        id: the message id.
+        shards: how many shards the queue has.
     """
     if shards == 1 or id.startswith((_PERIODIC, _STORED)):
         return 0
@@ -371,22 +386,22 @@ def home(id: str, shards: int) -> int:
 
 
 def tick_id(entry: str, at: int) -> str:
-    """Return the id of the message of a periodic job's tick."""
+    """Return the id of the message that a periodic job publishes at a due time (tick), in unix seconds."""
     return f"{_PERIODIC}{entry}.{at}"
 
 
 def plan_id(name: str, at: int) -> str:
-    """Return the id of the message of a stored schedule's tick."""
+    """Return the id of the message that a stored schedule publishes at a due time (tick), in unix seconds."""
     return f"{_STORED}{name}.{at}"
 
 
 def run_id(entry: str, asked_ms: int) -> str:
-    """Return the id of the message for a run of a periodic job that an operator has requested."""
+    """Return the id of the message that is published when an operator runs a periodic job."""
     return f"{_PERIODIC}{entry}.run.{asked_ms}"
 
 
 def token() -> str:
-    """Return a unique random name for a client or process: 14 characters, 84 bits."""
+    """Return a unique random text of 14 characters (84 bits), for example for a message id or a client."""
     try:
         return _stock[os.getpid()].pop()
     except (KeyError, IndexError):
@@ -399,7 +414,7 @@ def token() -> str:
 
 
 def made_at(id: str) -> int | None:
-    """Return when a generated id was created, in unix ms by the publisher's clock; None for other ids."""
+    """Return the time at which an id was generated, in unix ms by the publisher's clock; None for other ids."""
     if len(id) > _ID_LENGTH and _OF_SHARD.fullmatch(id):
         id = id[:_ID_LENGTH]
     if len(id) != _ID_LENGTH or not all(digit in _VALUES for digit in id[:_TIME_LENGTH]):
@@ -412,10 +427,10 @@ def made_at(id: str) -> int | None:
 
 def check_id(id: str | UUID) -> str:
     """
-    Return an id as text.
+    Check a message id, and return it as text.
 
     Raises:
-        ConfigurationError: the id was not generated and is not 1 to 128 characters of `A-Z a-z 0-9 _ . : -`.
+        ConfigurationError: the id is neither a generated id nor 1 to 128 characters of `A-Z a-z 0-9 _ . : -`.
     """
     if isinstance(id, UUID):
         return str(id)
@@ -429,9 +444,10 @@ def check_id(id: str | UUID) -> str:
 
 def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]:
     """
-    Return queue, id and publication_id of a message's first publication, which copies in other queues keep.
+    Return the queue, the id and the publication_id of the first publication of a message.
 
-    If the publisher gave no publication_id, the publish time takes its place; 0 for a body without an envelope.
+    They stay the same when the message is copied to another queue. Without a publication_id, the publish time is used
+    instead, and 0 if this time is not known.
     """
     publication_id = header.publication_id if header.publication_id is not None else header.enqueued
     if publication_id is None:
@@ -440,7 +456,7 @@ def first_published(queue: str, id: str, header: Header) -> tuple[str, str, int]
 
 
 def chosen_window_ms(id: str, dedup: Duration) -> int | None:
-    """Return for how many ms `dedup` blocks a chosen id after its message has ended; None for a generated id."""
+    """Convert `dedup`, the time for which the end of a message blocks its id, to ms; None for a generated id."""
     return None if made_at(id) is not None else milliseconds(dedup)
 
 

@@ -233,8 +233,8 @@ class Header(
         line: the name of the key queue and the cost of the message, see `split_line`. None for a message without a
             key, with normal priority and with a cost of 1.
         saved: a text of two lines. The first line is the last checkpoint: its number, the number of unnamed follow-up
-            messages before it, and its cursor as JSON. The second line is the last progress that the handler reported. None
-            if the handler has neither saved a checkpoint nor reported progress.
+            messages before it, and its cursor as JSON. The second line is the last progress that the handler reported.
+            None if the handler has neither saved a checkpoint nor reported progress.
     """
 
     due: int | None = None
