@@ -1,4 +1,8 @@
-"""Metrics for Prometheus: queue metrics are read from Redis at each scrape; process metrics count events."""
+"""
+Metrics for Prometheus.
+
+At each scrape, the metrics of queues are read from Redis. The metrics of a process count the events in this process.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -7,5 +11,5 @@ from reliq.distribution import lazy_names
 if TYPE_CHECKING:
     from reliq.metrics.process import PublishMetrics as PublishMetrics
 
-if not TYPE_CHECKING:  # import lazily: `Admin` uses reliq.metrics.snapshot without the Prometheus client
+if not TYPE_CHECKING:  # import lazily: `Admin` uses reliq.metrics.snapshot without prometheus_client
     __getattr__, __dir__, __all__ = lazy_names(__name__, {"reliq.metrics.process": "PublishMetrics"})

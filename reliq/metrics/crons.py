@@ -1,4 +1,4 @@
-"""The state of periodic jobs in Redis: the fields of the hash `cron`, which `reliq.schedule` describes."""
+"""Read the state of periodic jobs from the Redis hash `cron`; `reliq.schedule` describes the fields of this hash."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from reliq.keys import Keys
     from reliq.message import Pause
 
-#: If no process has reported a schedule for this many seconds, no worker serves it. register.lua has the same limit.
+#: If no process has reported the schedule of a periodic job for this many seconds, no worker serves this job.
+#: register.lua has the same limit.
 UNSERVED_SECONDS = 30
-#: A tick counts as late after this many seconds; a smaller delay is normal, because workers check every few seconds.
+#: A tick, which is a due time of a periodic job, counts as late after this many seconds.
+#: A smaller delay is normal, because workers check every few seconds whether a tick is due.
 TICK_LATE_SECONDS = 5.0
 #: The reasons for which a worker skips a tick: the job is paused, or its last message has not ended (overlap=skip).
 SKIPS = ("paused", "overlap")
@@ -31,18 +33,21 @@ class CronState:
 
     Attributes:
         layout: the layout of the job's queue, as `--layout` accepts it.
-        schedule: a cron expression and its time zone, or `every` and seconds, as the newest process reported it.
-        seen: when a process last reported this schedule; 0 if no process has.
-        last: the latest tick that was published, skipped or missed.
-        next: the first tick after `last`; None if this version cannot read the schedule, or no further tick exists.
-        ticked: the last tick for which a message was published; None if there is none.
+        schedule: a cron expression and its time zone, or `every` and seconds, from the worker process that started
+            last.
+        seen: when a process last reported this schedule; 0 if no process has reported it.
+        last: the time of the latest tick that was published, skipped or missed.
+        next: the time of the first tick after `last`; None if this version of reliq cannot read the schedule, or if no
+            further tick exists.
+        ticked: the time of the last tick for which a message was published; None if there is none.
         last_id: the id of the job's last message; empty if there is none.
         missed: how many ticks were not published in time, for example because no worker ran.
         skipped: how many ticks were skipped for each reason: `paused`, `overlap`.
         pause: the operator's pause and its reason; None if the job is not paused.
         late: for how many seconds `next` has been due; more than a few seconds mean that no process publishes it.
-        is_served: whether a process reported this schedule within half a minute.
-        is_alive: whether the last message has not ended; with overlap=skip, the next tick is then skipped.
+        is_served: whether a process reported this schedule in the last half minute.
+        is_alive: whether the last message has not ended yet. While it has not ended, a job with overlap=skip skips its
+            ticks.
     """
 
     name: str

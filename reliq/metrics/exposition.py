@@ -1,8 +1,8 @@
 """
-The metrics in the formats of Prometheus: as text, or as objects for an application's prometheus_client registry.
+Write metrics as text in the formats of Prometheus, or as objects for an application's prometheus_client registry.
 
-A page has tens of thousands of lines, and only their numbers change between two scrapes. To save time, `Page` keeps the
-text before each number, and creates no Python object for each line.
+The text can have tens of thousands of lines, and only their numbers change between two scrapes. To save time, `Page`
+stores the text before each number, and does not create a Python object for each line.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Collector(ABC):
 
 class Page:
     """
-    The text of all metrics that an endpoint serves.
+    The text of all metrics that an HTTP endpoint serves.
 
     Args:
         foreign: a prometheus_client registry, whose metrics are added after the metrics of reliq.
@@ -85,10 +85,10 @@ class Page:
         self._prefixes: dict[tuple[Spec, Labels], Sequence[str]] = {}
 
     def encode(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the page in the format of the Accept header `accept`, and its content type."""
+        """Return the text in the format that the HTTP header Accept requests, and the content type of the text."""
         try:
             encoder, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # a malformed header
+        except (TypeError, ValueError):  # the Accept header is malformed
             encoder, content_type = choose_encoder("")
         is_open = "openmetrics" in content_type
         pieces: list[str] = []
@@ -114,7 +114,7 @@ class Page:
 
 
 def _line_starts(spec: Spec, labels: Labels) -> list[str]:
-    """Return the text before each number of a series. The numbers of a histogram are its buckets, count and sum."""
+    """Return the text before each number of a series. A histogram has a number for each bucket, a count and a sum."""
     pairs = [f'{name}="{value.translate(_ESCAPED)}"' for name, value in zip(spec.labels, labels, strict=True)]
     lines = [(spec.name, pairs)]
     if spec.kind == "histogram":

@@ -9,8 +9,8 @@ STATES = ("pending", "ready", "unack", "retry", "garbage")
 #: The state of messages that wait in key queues; only queues with message keys have this state.
 WAITING = "waiting"
 
-#: The fields of a queue's hash `B:totals`, each with the help text of its metric.
-#: The total `retried` is not here, because the hash counts it separately for each cause in CAUSES.
+#: The fields of the Redis hash `totals` of a queue, each with the help text of its metric.
+#: The total `retried` is missing here, because the hash has one field for each cause in CAUSES, such as `retried_nack`.
 TOTALS = {
     "published": "Messages that were published.",
     "replaced": "Messages that replaced a waiting message, or follow a running message.",
@@ -28,10 +28,10 @@ TOTALS = {
     "letters_dropped": "Dead letters that were dropped because of their age or number.",
     "results_dropped": "Results that were not kept because Redis refused them, for example at maxmemory.",
 }
-#: A field that `B:totals` has only for queues with message keys: how often a rate limit made a claim smaller.
+#: A field of the hash `totals` that only queues with message keys have: how often a rate limit made a claim smaller.
 LIMITED = "limited"
 CAUSES = ("nack", "lease")
-#: Each queue has series for at most this many exception classes. Further classes are counted together as OTHER.
+#: Each queue has series for at most this many exception classes. All further classes share the label OTHER.
 CLASSES_LIMIT = 20
 OTHER = "other"
 #: Each queue has series for its KEYS_LIMIT largest message keys. A label has at most KEY_LENGTH characters of the key.
@@ -40,8 +40,9 @@ KEYS_LIMIT = 10
 KEY_LENGTH = 64
 REST = "(all others)"
 
-#: Upper bounds of buckets in seconds, up to 10 minutes for handlers and 1 hour for the lag.
-#: From 0.1 s to 30 s, bounds are close together (mostly factor 1.5), so that quantiles are accurate.
+#: The upper bounds of histogram buckets, in seconds: up to 10 minutes for the duration of handlers, and up to 1 hour
+#: for the lag, which is the time from the due time of a message to the start of its handler.
+#: From 0.1 s to 30 s, the bounds are close together (mostly factor 1.5), so that quantiles are accurate.
 HANDLER_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
     *(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
@@ -56,7 +57,7 @@ PUBLISH_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 @dataclass(frozen=True, eq=False)
 class Spec:
     """
-    A metric.
+    The definition of a metric.
 
     Attributes:
         source: `queue` for a metric that is read from Redis for each queue, `process` for a metric that worker
@@ -81,7 +82,7 @@ class Spec:
 
     @cached_property
     def size(self) -> int:
-        """How many numbers a series has: for a histogram, one for each bucket (+Inf too) and one for the sum."""
+        """How many numbers a series has. A histogram has a number for each bucket, including +Inf, and the sum."""
         return len(self.buckets) + 2 if self.buckets else 1
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from reliq.events import Event
     from reliq.worker.health import EngineStats
 
-#: Error codes of a Redis server that refuses writes for a time, until an operator repairs it or a failover ends.
+#: The error codes with which a Redis server refuses writes until an operator repairs the server or a failover ends.
 _REFUSALS = {"READONLY", "NOREPLICAS", "MISCONF"}
 
 
@@ -28,7 +28,7 @@ class PublishMetrics:
     """
     An observer that counts and times the publishes of queues: `Queue("orders", Order, observers=[PublishMetrics()])`.
 
-    Pass the same observer to all queues, because a registry accepts one `PublishMetrics` only.
+    Pass the same observer to all queues, because a registry accepts only one `PublishMetrics`.
 
     Args:
         registry: the registry of prometheus_client that the application serves.
@@ -49,7 +49,7 @@ class PublishMetrics:
         self._seconds_of: dict[str, Any] = {}
 
     def __call__(self, event: Event, /) -> None:
-        """Count and time a publish."""
+        """Record the duration of a publish call, and count its messages by outcome."""
         if isinstance(event, events.PublishEnded):
             seconds = self._seconds_of.get(event.queue)
             if seconds is None:
@@ -64,11 +64,12 @@ class ProcessMetrics(Collector):
     An observer that counts the events of this process, and serves the counts as metrics.
 
     Args:
-        tasks: pairs of queue and task. Their metrics have the value 0 until the first event. The task is empty for a
-            queue without tasks.
+        tasks: pairs of a queue name and a task name, whose metrics start at 0 before the first event. The task name is
+            empty for a queue without tasks.
         path: the file in which this process stores its counts for the supervisor; None if this process serves its own
             metrics.
-        look: returns the engine's current state, for the gauges; None if other code passes this state to `sample`.
+        look: a function that returns the current state of the engine, for the gauges; None if other code passes this
+            state to `sample`.
     """
 
     kinds = (
@@ -86,7 +87,7 @@ class ProcessMetrics(Collector):
         self._reader = FiguresReader()
         self._look = look
         self._lock = threading.Lock()
-        # Pairs of a queue ("" for all queues) and a part of the worker that cannot reach Redis.
+        # The parts of the worker that cannot reach Redis now: pairs of a queue name ("" for all queues) and a part.
         self._away: set[tuple[str, str]] = set()
         self._classes: dict[str, set[str]] = {}
         for queue, task in tasks:
@@ -149,6 +150,6 @@ class ProcessMetrics(Collector):
         if self._look is not None:
             self.sample(self._look())
         sums = Sums()
-        with self._lock:  # the reader is not thread-safe: without the lock, concurrent scrapes could add a series twice
+        with self._lock:  # without this lock, two concurrent scrapes could add a series twice
             sums.add(self._reader.series(self._figures.raw()))
         return sums.families()

@@ -1,7 +1,7 @@
 """
 Collectors for the metrics of queues, Redis servers and processes (count, CPU, memory, open files).
 
-A scrape reads each server and the queues once, and waits at most SCRAPE_SECONDS for the replies.
+A scrape reads each Redis server and the queues once, and waits at most SCRAPE_SECONDS for the replies of Redis.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ T = TypeVar("T")
 SCRAPE_SECONDS = 1.5
 #: If a server of a Cluster does not answer within this time, the snapshot leaves out the queues of this server.
 SLOW_SECONDS = 0.25
-#: A scrape's connection waits at most this long for one reply.
+#: The connection that a scrape uses waits at most this many seconds for a reply of Redis.
 SCRAPE_REPLY_SECONDS = 0.7
 #: The reasons for which the supervisor replaces a process; label values of the metric RESTARTS.
 REASONS = ("crashed", "killed", "hung", "overran", "memory", "jobs")
@@ -54,14 +54,15 @@ class _Look(NamedTuple):
 
 class QueueCollector(Collector):
     """
-    The metrics of the Redis servers, and of the queues from a snapshot.
+    Collect the metrics of the Redis servers, and the metrics of queues from a snapshot.
 
     Background threads send the requests, one thread for each server. So a server that hangs, or a host name that does
     not resolve, delays a scrape by at most SCRAPE_SECONDS. Concurrent scrapes share the same replies.
 
     Args:
-        look: returns a snapshot of the queues; None if another process serves the metrics of queues.
-        servers: the labels of the servers; for a Cluster, its configured addresses until its nodes are known.
+        look: a function that returns a snapshot of the queues; None if another process serves the metrics of queues.
+        servers: the labels of the Redis servers. For a Cluster, these are its configured addresses until its nodes are
+            known.
         queues: the expected queues. Until the first snapshot, the metrics report them as unreadable.
     """
 
@@ -97,7 +98,7 @@ class QueueCollector(Collector):
         return any(self._look_in_time()[0].values())
 
     def complaint(self) -> str:
-        """Return the reason to restart this process if a read of Redis hangs; otherwise an empty text."""
+        """Return the reason to restart this process, if a read of Redis hangs; empty if no restart is needed."""
         with self._lock:
             look = self._under_way
         age = time.monotonic() - look.begun_at if look and not look.snapshot.done() else 0.0
@@ -105,10 +106,12 @@ class QueueCollector(Collector):
 
     def _look_in_time(self) -> tuple[dict[str, Timed | None], Snapshot | None]:
         """
-        Return the answers of each server, and the snapshot. A late answer or a late snapshot is None.
+        Return the reply of each Redis server to INFO, and the snapshot of the queues.
 
-        If no snapshot was ever read, all answers are None, so that the metrics report the servers as unavailable. No
-        other metric would show that the queues cannot be read.
+        A reply or a snapshot is None if it came too late.
+
+        If no queue is known, because no snapshot was ever read, return None for each server. Then the metrics report
+        the servers as unavailable, because no other metric would show that the queues cannot be read.
         """
         until = time.monotonic() + SCRAPE_SECONDS
         with self._lock:
@@ -140,14 +143,14 @@ class QueueCollector(Collector):
 
 
 def _in_time(result: Future[T], until: float) -> T | None:
-    """Wait for a result until the monotonic time `until`; return None if it is late or the request failed."""
+    """Wait for a result until the monotonic time `until`; return None if it came too late or the request failed."""
     with suppress(ReliqError, TimeoutError):
         return result.result(max(0.0, until - time.monotonic()))
     return None
 
 
 def _if_available(timed: Timed | None) -> Timed | None:
-    """Return the answers of a server; None if the server is unavailable or still loads its data."""
+    """Return the replies of a Redis server; None if the server is unavailable or still loads its data."""
     away = timed and any(isinstance(answer, RedisUnavailableError) for answer in timed.answers)
     return None if away else timed
 
@@ -158,7 +161,7 @@ def single(spec: Spec, value: float) -> Family:
 
 
 def _of_servers(servers: Mapping[str, Timed | None]) -> Iterator[Family]:
-    """Yield the metrics of servers; skip sections of INFO that the Redis user may not read."""
+    """Yield the metrics of Redis servers; skip the sections of INFO that the Redis user may not read."""
     yield Family(names.REDIS_UP, {(server,): int(timed is not None) for server, timed in servers.items()})
     answered = {server: timed for server, timed in servers.items() if timed}
     yield Family(names.SCRAPE, {(server,): timed.seconds for server, timed in answered.items()})
@@ -239,10 +242,10 @@ def _add_queue(rows: dict[Spec, dict[Labels, float]], label: str, queue: QueueSn
 
 
 class Build(Collector):
-    """The versions of reliq, Python and redis-py, as the labels of a metric."""
+    """A metric whose labels are the versions of reliq, Python and redis-py."""
 
     def families(self) -> Iterator[Family]:
-        """Yield this metric, with the constant value 1."""
+        """Yield the metric with the versions as labels; its value is always 1."""
         yield Family(names.BUILD, {(VERSION, platform.python_version(), version("redis")): 1})
 
 
@@ -251,8 +254,9 @@ class Processes(Collector):
     An observer in the supervisor that counts running processes, and replaced processes by reason.
 
     Args:
-        living: returns how many worker processes run.
-        bury: functions that get the pid of a dead process, and add its counts to the totals.
+        living: a function that returns how many worker processes run.
+        bury: functions that are called with the pid of a dead process. They add the counts of this process to the
+            totals of all dead processes.
     """
 
     def __init__(self, living: Callable[[], int], *bury: Callable[[int], None]) -> None:
@@ -261,7 +265,7 @@ class Processes(Collector):
         self._restarts = dict.fromkeys(REASONS, 0)
 
     def __call__(self, event: Event, /) -> None:
-        """Count a replaced process, and add the counts that it stored to the totals."""
+        """Count a process that was replaced, and add the counts that it stored to the totals of dead processes."""
         if isinstance(event, events.ProcessEnded):
             for keep in self._bury:
                 keep(event.pid)
@@ -279,7 +283,7 @@ class Usage(Collector):
     The CPU time, memory and open files of each process.
 
     Args:
-        pids: returns the pid of each process by its label, such as `0`.
+        pids: a function that returns the pid of each process, by the label of the process, such as `0`.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP port for /metrics, /live and /ready of a single process, a supervisor, a relay or an exporter."""
+"""The HTTP server for /metrics, /live and /ready in a single worker process, a supervisor, a relay or an exporter."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A connection is closed after this time, however slowly its client sends or reads.
+#: The server closes a connection after this many seconds, even if its client has not sent or read everything.
 REQUEST_SECONDS = 10.0
-#: At most this many connections are open at once.
-#: If another client connects, the oldest connection is closed, because its client is slow.
+#: The server keeps at most this many connections open at once.
+#: If another client connects, the server closes the oldest connection, because its client is slow.
 CONNECTION_LIMIT = 32
-#: The pause before the next accept, in seconds, if this process has no free file descriptor.
+#: If this process has no free file descriptor, the server waits this many seconds before it accepts a connection again.
 EXHAUSTED_SECONDS = 0.1
 #: A page that is larger than a network packet is compressed if the client accepts gzip.
 #: A higher level of compression would make the page 20 % smaller, but take several times the CPU time.
@@ -68,7 +68,8 @@ class Endpoint(ThreadingTCPServer):
     connections and the duration of each connection are limited.
 
     Args:
-        live, ready: return the reason why the process is not live or not ready; an empty text if all is well.
+        live, ready: functions that return why the process is not live or not ready; they return an empty text if the
+            process is healthy.
 
     Raises:
         ConfigurationError: the port is out of range, or the server cannot listen on it.
@@ -135,7 +136,7 @@ class Endpoint(ThreadingTCPServer):
                         connection.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection, and stop counting it."""
+        """Close a connection, so that it no longer counts towards the limit."""
         with self._lock:
             self._accepted.pop(request, None)
             super().shutdown_request(request)
@@ -150,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer a GET request for a page or a probe."""
+        """Answer a GET request for the metrics or a health check."""
         status, kind = HTTPStatus.OK, "text/plain; charset=utf-8"
         path = self.path.partition("?")[0]
         if path == "/metrics":
@@ -179,9 +180,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 def queue_collector(connection: Connection, queues: Sequence[Keys] = (), *, with_queues: bool = True) -> QueueCollector:
     """
-    Return a collector that reads the metrics of `queues`, or of all queues in the registry, from Redis.
+    Return a collector that reads the metrics of queues and of the Redis servers from Redis.
 
     Args:
+        queues: the queues to read; empty for all queues in the queue registry.
         with_queues: False to read only the metrics of the Redis servers.
     """
     address = connection.address
@@ -208,7 +210,7 @@ def of_one_process(
     Args:
         observers: the observers of the worker; inside the `with` block, the list also contains the observers for
             metrics.
-        look: returns the state of the engine; returns None if no engine runs.
+        look: a function that returns the state of the engine, or None if no engine runs.
     """
     tasks = [(each.queue.name, each.task) for handler in handlers for each in handler.each]
     metrics = ProcessMetrics(tasks, look=look)
@@ -248,11 +250,12 @@ def of_children(
     with_queues: bool = True,
 ) -> tuple[Endpoint, Processes]:
     """
-    Return the supervisor's endpoint, and the observer that updates the endpoint's metrics.
+    Return the HTTP endpoint of the supervisor, and the observer that updates its metrics when a process has ended.
 
     Args:
-        folder: returns the folder in which the worker processes store their metrics.
-        pids: returns the pids of the supervisor and of its running processes, by their labels.
+        folder: a function that returns the folder in which the worker processes store their metrics.
+        pulses: a function that returns the health data (pulses) of the worker processes.
+        pids: a function that returns the pids of the supervisor and of its running processes, by their labels.
         with_queues: False if `reliq exporter` serves the metrics of queues.
     """
     children = Children(folder)
@@ -281,11 +284,12 @@ def of_relay(
     complaint: Callable[[], str],
 ) -> Endpoint:
     """
-    Return the endpoint of a relay that runs in this process.
+    Return the HTTP endpoint of a relay that runs in this process.
 
     Args:
-        observers: the observers of the relay; the observer for metrics is added to the list.
-        complaint: returns the relay's own reason for not being ready; an empty text if it is ready.
+        observers: the observers of the relay; this function adds the observer for metrics to this list.
+        complaint: a function that returns why the relay itself is not ready; it returns an empty text if the relay is
+            ready.
     """
     metrics = ProcessMetrics()
     redis = queue_collector(connection, with_queues=False)

@@ -1,5 +1,5 @@
 """
-Snapshots of Redis for metrics and overviews: the state of queues in few round trips, and INFO of the servers.
+Read the state of queues and of Redis servers in few round trips, for metrics and overviews.
 
 A `QueueLook` reads one shard of a queue; a `SnapshotReader` reads all shards of many queues at once.
 """
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
     from reliq.redis.client import Client
     from reliq.redis.commands import Call, Request
 
-    #: Makes requests in one round trip, and returns their answers. The answer to a refused request is its exception.
+    #: A function that sends requests to Redis in one round trip, and returns their results.
+    #: If Redis refuses a request, the result of this request is the exception.
     RunAll = Callable[[Sequence[Request[Any]]], list[Any]]
 
 
 #: `BlockedKeys` remembers at most this many keys of a queue: the keys that have been blocked for the longest time.
 HELD_UP_LIMIT = 64
-#: Each request for blocked keys samples up to this many throttled keys, and up to this many keys with running messages.
+#: To find blocked keys, each snapshot samples up to this many throttled keys, and up to this many running messages.
 DRAWN = 50
 #: How many ids of unack messages are sampled, to estimate the share of messages that wait for their backoff.
 UNACK_SAMPLE = 200
-#: A shard map is read again after this many seconds.
+#: The shard map of a queue is read again after this many seconds.
 MAPS_SECONDS = 60.0
 SERVER_FACTS = [commands.server_facts(section) for section in ("server", "memory", "persistence", "stats", "clients")]
-#: A snapshot contains at most this many queues of the registry, because any producer can write names into the registry.
+#: A snapshot contains at most this many queues of the queue registry, because any producer can add names to it.
 QUEUES_LIMIT = 2000
 
 
@@ -49,22 +50,30 @@ class BlockedKeys:
     """
     Measures for how long message keys have been blocked.
 
-    A key is blocked while it is throttled, paused or at its concurrency limit.
+    A key is blocked while it is throttled, paused or at its concurrency limit. A key that only waits for a free worker
+    is not blocked.
 
-    Remembers the first waiting message of each blocked key between snapshots. While the first message stays the same,
-    no message of the key has started. A key that only waits for its turn is not blocked. The duration counts from the
-    first snapshot that shows the key as blocked.
+    This class remembers the first waiting message of each blocked key between snapshots. While the first message stays
+    the same, no message of the key has started. The duration counts from the first snapshot in which the key is
+    blocked.
     """
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, tuple[str, float]]] = {}
 
     def request(self, keys: Keys) -> Call[dict[str, str]]:
-        """Return the call that reads the first message of known blocked keys, and of some random message keys."""
+        """Return the script call that reads the first message of the known blocked keys and of a sample of keys."""
         return transitions.held_up(keys, most=DRAWN, of=[*self._known.get(keys.entry, ())])
 
     def take(self, keys: Keys, first: Mapping[str, str], now_ms: float) -> float:
-        """Store the answer to `request`; return for how many seconds the longest blocked key has been blocked."""
+        """
+        Store the result of the script call, and return the longest time in seconds for which a key has been blocked.
+
+        Args:
+            keys: the queue.
+            first: the id of the first waiting message, by message key.
+            now_ms: the current time in unix milliseconds.
+        """
         known = self._known.get(keys.entry, {})
         since = {key: known[key][1] if known.get(key, ("",))[0] == id else now_ms for key, id in first.items()}
         longest = sorted(since, key=since.__getitem__)[:HELD_UP_LIMIT]
@@ -72,7 +81,7 @@ class BlockedKeys:
         return max(0.0, now_ms - since[longest[0]]) / 1000 if longest else 0.0
 
     def keep(self, queues: Sequence[Keys]) -> None:
-        """Forget all queues except `queues`."""
+        """Forget the blocked keys of all queues except `queues`."""
         entries = {keys.entry for keys in queues}
         self._known = {entry: keys for entry, keys in self._known.items() if entry in entries}
 
@@ -98,7 +107,7 @@ class Rates:
 
     @classmethod
     def between(cls, before: Sequence[int], after: Sequence[int], over: float) -> Rates:
-        """Return the rates from two results of `Totals.sums` that are `over` seconds apart."""
+        """Compute the rates from two results of `Totals.sums` that were read `over` seconds apart."""
         moved = (round(max(0, now - earlier) / over, 2) for earlier, now in zip(before, after, strict=True))
         arrived, acked, failed, _, ended = moved
         return cls(arrived, acked, failed, ended, over_seconds=round(over, 6))
@@ -111,7 +120,7 @@ class QueueSnapshot(Counts):
 
     Attributes:
         layout: the layout as `--layout` accepts it: `reliq`, `hdt3213`, `hdt3213:tag`, …
-        late: for how many seconds the oldest due message has waited; None if unknown, as in Go's layout.
+        late: for how many seconds the oldest due message has waited; None if it cannot be computed, as in Go's layout.
         oldest: for how many seconds the oldest due message of each state has waited. Go's layout stores no due times:
             the value for ready or retry is missing while this state has messages.
         backoff: how many messages in unack wait for their backoff; estimated from a sample if unack is large.
@@ -119,10 +128,10 @@ class QueueSnapshot(Counts):
         crons: the periodic jobs of the queue.
         shards: how many shards may contain messages.
         lines: counts of the key queues, and the largest key queues; None in a queue without message keys.
-        held_up: for how many seconds no message of the longest blocked key has started; None if not read.
-        rates: the throughput; None if unknown or not requested.
-        workers, slots, busy: the worker processes that claim from the queue, their slots, and the slots that run
-            messages of this queue; None if unknown or not requested.
+        held_up: for how many seconds no message of the longest blocked key has started; None if it was not read.
+        rates: the throughput; None if it is not known or was not requested.
+        workers, slots, busy: how many worker processes claim from the queue, how many slots they have, and how many of
+            these slots run messages of this queue; None if it is not known or was not requested.
         pause: the operator's pause and its reason; None if the queue is not paused, or the pause was not requested.
     """
 
@@ -158,7 +167,7 @@ class QueueSnapshot(Counts):
 
     @classmethod
     def join(cls, keys: Keys, shards: int, parts: Sequence[QueueSnapshot], away: tuple[int, ...]) -> QueueSnapshot:
-        """Merge the snapshots of a queue's shards; `away` are the shards whose Redis is unavailable."""
+        """Merge the snapshots `parts` of a queue's shards; `away` are the shards whose Redis server is unavailable."""
         if len(parts) == 1 and not away:
             return parts[0]
         oldest: dict[str, float] = {}
@@ -184,12 +193,12 @@ class QueueSnapshot(Counts):
 
 class QueueLook:
     """
-    Reads the state of one shard of a queue in three rounds.
+    Reads the state of one shard of a queue in three rounds of requests.
 
-    In each round, the caller sends the requests in `requests`, and passes their answers to `take`.
+    In each round, the caller sends the requests in `requests` to Redis, and passes their results to `take`.
 
     Args:
-        blocked_keys: the blocked keys of earlier snapshots; None to leave out blocked keys.
+        blocked_keys: the blocked keys of earlier snapshots; None if the snapshot does not measure blocked keys.
 
     Attributes:
         requests: the requests of the next round, by name; may be empty.
@@ -208,9 +217,10 @@ class QueueLook:
 
     def take(self, answers: Sequence[Any], now_ms: float) -> None:
         """
-        Process the answers to `requests`, and set the requests of the next round.
+        Process the results of `requests`, and set `requests` to the requests of the next round.
 
-        An error is stored in `refusal` and not raised, so that other queues are still shown.
+        If the shard cannot be read, store the error in `refusal` instead of raising it, so that the snapshot still
+        contains the other queues.
         """
         try:
             self.requests = self._rounds.send((dict(zip(self.requests, answers, strict=True)), now_ms))
@@ -252,7 +262,7 @@ class QueueLook:
             if blocked_keys:
                 requests["blocked"] = blocked_keys.request(keys)
         answers, now_ms = yield requests
-        # Ignore errors in the following answers: a snapshot is useful without them.
+        # From here on, ignore the errors of requests, because the snapshot is useful without their results.
         due_ms |= {place: due_time_ms(id, answers[place]) for place, id in heads.items()}
         words, overdue, lines, blocked = map(answers.get, ("words", "overdue", "lines", "blocked"))
         lines = lines if isinstance(lines, KeyQueues) else None
@@ -280,7 +290,11 @@ class QueueLook:
 
 
 def due_time_ms(id: str, start: Any) -> int | None:
-    """Return the due time from the first bytes of a message's value, or else from its id; None if unknown."""
+    """
+    Return the due time of a message in unix milliseconds; None if it cannot be read.
+
+    `start` contains the first bytes of the message as Redis stores it. If they contain no due time, use the id.
+    """
     due = envelope_due(start) if isinstance(start, bytes) else None
     return made_at(id) if due is None else due
 
@@ -314,9 +328,16 @@ class ShardMaps:
 
         The requests for known shards take one round trip. If a map shows new shards, a second round trip follows.
 
+        Args:
+            run_all: sends requests in one round trip and returns their results.
+            queues: the queues.
+            make: a function that returns the requests for a shard.
+            along: additional requests for the first round trip.
+
         Returns:
-            Three values: the answers of the shards of each queue, in the order of the shards; the error of each queue
-            with an unreadable map; the answers to the additional requests `along`.
+            Three values. The first value contains, for each queue, its shards in order, each with the results of its
+            requests. The second value contains the error of each queue whose map cannot be read. The third value
+            contains the results of `along`.
         """
         now = time.monotonic()
         due = [
@@ -341,12 +362,12 @@ class ShardMaps:
 
     def _learn(self, keys: Keys, answer: Any, fences: Sequence[Any]) -> Exception | None:
         """
-        Store the map of a queue; return the error if the queue cannot be read.
+        Store the shard map of a queue; return the error if the queue cannot be read.
 
-        The known map stays if the Redis user may not read the map, or if Redis is unavailable.
+        If the Redis user may not read the map, or if Redis is unavailable, keep the map that is already known.
 
         Args:
-            answer: the map, or the error of its request.
+            answer: the map in Redis, or the error of the request that reads it.
             fences: the fences (copies of the map) of some shards, which show whether Redis has lost the map.
         """
         answer = ShardMap.or_fenced(answer, fences)
@@ -373,13 +394,13 @@ class ShardMaps:
         return self._known.get(keys.entry, UNREAD).map.served
 
     def keep(self, queues: Sequence[Keys]) -> None:
-        """Forget the maps of all queues except `queues`."""
+        """Forget the shard maps of all queues except `queues`."""
         entries = {keys.entry for keys in queues}
         self._known = {entry: known for entry, known in self._known.items() if entry in entries}
 
 
 def run_groups(run_all: RunAll, groups: Iterable[Iterable[Request[Any]]]) -> list[list[Any]]:
-    """Send groups of requests in one round trip; return the answers of each group."""
+    """Send groups of requests to Redis in one round trip; return the list of results of each group."""
     listed = [[*group] for group in groups]
     requests = [request for group in listed for request in group]
     answers = iter(run_all(requests) if requests else ())
@@ -387,7 +408,7 @@ def run_groups(run_all: RunAll, groups: Iterable[Iterable[Request[Any]]]) -> lis
 
 
 def map_error(error: Exception, keys: Keys) -> Exception:
-    """Return the error for an unreadable map. For an invalid map, name its Redis key and the repair."""
+    """Return the error for a shard map that cannot be read; for an invalid map, name the command that repairs it."""
     if not isinstance(error, ProtocolError):
         return error
     return ProtocolError(
@@ -434,10 +455,11 @@ class SnapshotReader:
     Reads snapshots of queues through a client.
 
     Args:
-        queues: returns the queues; None means all queues in the registry. If the registry has more than QUEUES_LIMIT
-            queues, each snapshot has the queues that were in use in the last snapshot, and a few others in rotation.
-        maps: the shard maps of earlier snapshots; None to read them again.
-        held_up: the blocked keys of earlier snapshots; None to leave out blocked keys.
+        queues: a function that returns the queues to read; None for all queues in the queue registry. If the registry
+            has more than QUEUES_LIMIT queues, each snapshot contains the queues that were in use in the last snapshot,
+            and some other queues in rotation.
+        maps: the shard maps of earlier snapshots; None to read the maps again.
+        held_up: the blocked keys of earlier snapshots; None if the snapshots do not measure blocked keys.
     """
 
     def __init__(
@@ -456,9 +478,11 @@ class SnapshotReader:
 
     def look(self, clock_ms: float | None = None) -> Snapshot:
         """
-        Return the state of the queues now, by Redis' clock or by `clock_ms` (Unix ms).
+        Return the current state of the queues.
 
-        If the Cluster server with the registry is unavailable, the same queues as in the last snapshot are read.
+        The snapshot uses `clock_ms` as the current time in unix milliseconds; if `clock_ms` is None, it uses the clock
+        of Redis. If the server of a Cluster that stores the queue registry is unavailable, read the same queues as in
+        the last snapshot.
 
         Raises:
             RedisUnavailableError: Redis does not answer.
@@ -493,8 +517,8 @@ class SnapshotReader:
         for keys, shards in found.items():
             parts = [looks[shard] for shard, _ in shards]
             away = tuple(look.keys.shard for look in parts if look.is_away)
-            # If some shards are unavailable, show the other shards.
-            # If a shard has invalid data, the queue is unreadable.
+            # If only some shards are unavailable, the snapshot contains the other shards of the queue.
+            # If a shard has invalid data, the whole queue is unreadable.
             why = [look.refusal for look in parts if look.refusal and (not look.is_away or len(away) == len(parts))]
             if keys not in unreadable and why:
                 unreadable[keys] = why[0]
@@ -518,12 +542,17 @@ class SnapshotReader:
 
 
 def facts_in(sections: Sequence[Any]) -> dict[str, str]:
-    """Merge the answers to SERVER_FACTS into one dict; skip sections that the Redis user may not read."""
+    """Merge the results of SERVER_FACTS into one dict; skip the sections of INFO that the Redis user may not read."""
     return {name: fact for section in sections if isinstance(section, dict) for name, fact in section.items()}
 
 
 def registered(client: Client, first: Callable[[], Sequence[Keys]], cursor: int = 0) -> Selection:
-    """Return the queues in the registry. If it has more than QUEUES_LIMIT, return `first()` and some other queues."""
+    """
+    Return the queues in the queue registry.
+
+    If the registry has more than QUEUES_LIMIT queues, return the queues of `first()`, and a part of the other queues.
+    This part begins at the SCAN cursor `cursor`.
+    """
     size = client.run(commands.registry_size())
     if size <= QUEUES_LIMIT:
         at, entries = client.run(commands.registry_page(0, QUEUES_LIMIT))

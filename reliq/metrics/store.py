@@ -1,13 +1,15 @@
 """
-The files in which worker processes store their metrics. The supervisor adds up their numbers at each scrape.
+The files in which worker processes store their metrics.
 
-`Files` reads the files of prometheus_client with the application's own metrics. When a process has ended, `Files`
-merges the file of this process into a common file, so the number of files does not grow with restarts.
+At each scrape, the supervisor adds up the numbers of all files.
+
+`Files` reads the files in which prometheus_client stores the application's own metrics. When a process has ended,
+`Files` merges the file of this process into a common file, so that the number of files does not grow with restarts.
 
 `Figures` stores reliq's own metrics as numbers, in one file for each process. The file begins with the number of bytes
-in use. The series follow. Each series is written once: the length of its key, the count of its numbers, its key, and
-the numbers. Later only the numbers change, at the same place in the file. So a reader parses the key of each series
-only once.
+in use. Then follow the series. A series consists of the length of its key, the count of its numbers, its key, and the
+numbers. After a series was added, only its numbers change, at the same position in the file. So a reader parses the key
+of each series only once.
 """
 
 from __future__ import annotations
@@ -65,10 +67,10 @@ FIRST_BYTES = 1 << 16
 
 class Files:
     """
-    The files of prometheus_client in `folder()`.
+    The files in `folder()` in which prometheus_client stores the metrics of each process.
 
-    The constructor creates the folder, or removes the files of an earlier run. A lock keeps a scrape from reading while
-    files of dead processes are merged.
+    The constructor creates the folder, or removes the files of an earlier run. A lock prevents that a scrape reads the
+    files while `sweep` merges files of dead processes.
     """
 
     def __init__(self, folder: Callable[[], Path]) -> None:
@@ -77,7 +79,7 @@ class Files:
         _empty(folder(), "*.db")
 
     def describe(self) -> list[Metric]:
-        """Return an empty list: metrics need no description at registration."""
+        """Return an empty list, because prometheus_client needs no description of the metrics at registration."""
         return []
 
     def collect(self) -> Iterable[Metric]:
@@ -90,9 +92,9 @@ class Files:
 
     def sweep(self, _pid: int = 0) -> None:
         """
-        Merge the files of dead processes into one common file for each kind, and remove them.
+        Merge the files of dead processes into one common file for each kind of metric, and remove these files.
 
-        Gauges are dropped if prometheus_client reports them only for running processes, or separately for each process.
+        Do not merge gauges that prometheus_client reports only for running processes, or separately for each process.
         """
         with self._lock:
             for file in self._folder().glob("*.db"):
@@ -121,7 +123,7 @@ def _empty(folder: Path, pattern: str) -> None:
 
 class Figures:
     """
-    The numbers of all metrics of this process; safe to use from any thread.
+    The numbers of all metrics of this process; any thread may change them.
 
     Args:
         path: the file for the numbers, which the supervisor reads; None to keep the numbers in memory.
@@ -144,25 +146,25 @@ class Figures:
             self._numbers[at] += number
 
     def set(self, spec: Spec, labels: Labels, number: float) -> None:
-        """Set a gauge. A new gauge begins with `number`, not with 0, because a concurrent reader could report the 0."""
+        """Set a gauge. A new gauge begins with `number`, because a concurrent scrape could report an initial 0."""
         with self._lock:
             at = self._place(spec, labels, number)
             self._numbers[at] = number
 
     def observe(self, spec: Spec, labels: Labels, number: float) -> None:
-        """Count `number` in its bucket of a histogram, and add it to the sum."""
+        """Record the value `number` in a histogram: count it in its bucket, and add it to the sum of the histogram."""
         with self._lock:
             at = self._place(spec, labels)
             self._numbers[at + bisect_left(spec.buckets, number)] += 1
             self._numbers[at + len(spec.buckets) + 1] += number
 
     def begin(self, spec: Spec, *labels: str) -> None:
-        """Add a series with zeros, so that Prometheus' `rate` also counts the first event."""
+        """Add a series with the value 0, so that the function `rate` of Prometheus also counts the first event."""
         with self._lock:
             self._place(spec, labels)
 
     def raw(self) -> bytes:
-        """Return the numbers in the format of the file, also if they are only in memory."""
+        """Return all series in the format of the file, even if this object has no file."""
         with self._lock:
             return self._memory[: self._used]
 
@@ -193,8 +195,8 @@ class Figures:
                 self._map(size)
             self._memory[: len(used)] = used
         self._memory[self._used : end] = series
-        # Another process may read at any time, so write the new size last. Do not write it with `pack_into`, which
-        # writes zeros first.
+        # Another process may read the file at any time, so write the number of used bytes last. Do not write it with
+        # `pack_into`, which writes zeros first.
         self._memory[: _USED.size] = _USED.pack(end)
         self._used = end
         return end // _WORD - len(first)
@@ -212,7 +214,7 @@ class Figures:
 
 
 class FiguresReader:
-    """Reads the content of a `Figures` repeatedly, and parses each key only once."""
+    """Reads the content of the same `Figures` file repeatedly, and parses the key of each series only once."""
 
     def __init__(self) -> None:
         self._known: list[tuple[Key, int, int]] = []
@@ -241,7 +243,7 @@ class Sums:
         self.numbers: dict[Key, Sequence[float]] = dict(sums or {})
 
     def add(self, series: Iterable[Series], *, dead: bool = False) -> None:
-        """Add the series of one process; skip gauges if the process is dead."""
+        """Add the series of one process to the sums; if the process is dead, skip its gauges."""
         for key, numbers in series:
             spec = names.MEASURED.get(key[0])
             if spec is None or spec.size != len(numbers) or (dead and spec.kind == "gauge"):
@@ -255,7 +257,7 @@ class Sums:
                 self.numbers[key] = [(max if spec.merged == "max" else min)(known[0], numbers[0])]
 
     def families(self) -> list[Family]:
-        """Return the sums of all metrics that processes measure, also of metrics without series."""
+        """Return the sums as metrics, including metrics that have no series yet."""
         rows: dict[str, dict[Key, Sequence[float] | float]] = {name: {} for name in names.MEASURED}
         for (name, *labels), numbers in self.numbers.items():
             rows[name][tuple(labels)] = numbers if len(numbers) > 1 else numbers[0]
@@ -264,14 +266,14 @@ class Sums:
 
 class Children(Collector):
     """
-    The sums over the processes that store their metrics in `folder()`.
+    The sums of reliq's metrics over all processes that store their metrics in `folder()`.
 
     The constructor creates the folder, or removes the files of an earlier run.
     """
 
     def __init__(self, folder: Callable[[], Path]) -> None:
         self._folder = folder
-        # Without this lock, a scrape during `bury` could count the dead process twice, or not at all.
+        # Without this lock, a scrape during `bury` could count a dead process twice, or not at all.
         self._lock = threading.Lock()
         self._readers: dict[Path, FiguresReader] = {}
         self._dead = Sums()
@@ -304,7 +306,7 @@ class Children(Collector):
 
 
 def bounded_class(classes: dict[str, set[str]], queue: str, name: str) -> str:
-    """Return the label for an exception class: its `name`, or `other` if the queue has CLASSES_LIMIT labels."""
+    """Return the label for an exception class: its `name`, or `other` if the queue has CLASSES_LIMIT other labels."""
     known = classes.setdefault(queue, set())
     if name not in known and len(known) >= names.CLASSES_LIMIT:
         return names.OTHER
