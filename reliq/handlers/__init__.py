@@ -1,1 +1,1 @@
-"""Register handlers, pass jobs to them, and settle messages by their results."""
+"""Register handler functions, call them with jobs, and settle the messages by the results of the functions."""

@@ -1,4 +1,4 @@
-"""Database writes and follow-up messages that happen once, even after a redelivery."""
+"""Database writes and follow-up messages of a job that happen only once, even if the job is redelivered."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 B = TypeVar("B")
 
-#: How long Redis refuses the id of a finished follow-up message. In this time a redelivered job cannot publish it again.
+#: How long Redis refuses the id of a follow-up message after this message has ended, in seconds. In this time, a
+#: redelivered job cannot publish the follow-up again.
 FOLLOW_UP_SECONDS = DAY_SECONDS
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 class AwaitedBool:
     """
-    An awaitable that returns a bool.
+    An awaitable that returns a bool, and detects a missing `await`.
 
-    Without `await`, its use in an `if` raises TypeError. A plain coroutine would count as True.
+    `if job.aonce(...)` without `await` raises TypeError. If `aonce` returned a coroutine, it would count as True.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, bool]) -> None:
@@ -59,7 +60,7 @@ class Effects:
     id: str
     queue: str
     _held: HeldDelivery | Settlement
-    #: The number of unnamed follow-ups published so far.
+    #: How many follow-ups without a name this job has published.
     _published: int
 
     @property
@@ -67,14 +68,15 @@ class Effects:
         """
         A number that distinguishes this message from earlier and later messages with the same id.
 
-        It is the option `publication_id` of the publish; by default the time of the publish, in Unix milliseconds.
+        The publisher may give this number as the option `publication_id`. By default, it is the time of the publish in
+        Unix milliseconds.
         """
         return self._first[2]
 
     @property
     def _first(self) -> tuple[str, str, int]:
         """
-        Queue, id and publication_id of the first publish.
+        The queue, id and publication_id with which the message was first published.
 
         They stay the same if the message moves to another queue.
         """
@@ -82,17 +84,17 @@ class Effects:
 
     @property
     def _inbox_keep_ms(self) -> int:
-        """The longest time from the first delivery of the message to its last redelivery, in ms."""
+        """The longest possible time from the first delivery of the message to its last redelivery, in ms."""
         raise NotImplementedError
 
     def spent(self, cost: int) -> None:
         """
         Report the real cost of this message, in a queue with a rate by cost.
 
-        The worker sends the cost with the outcome; only the last call counts. If the real cost is below the message's
-        `cost`, the rate's token bucket gets the difference back, minus the amount by which it has refilled since the
-        claim. If the real cost is higher, later messages wait. In a queue without a rate by cost, this call has no
-        effect.
+        The worker sends the cost to Redis with the outcome; only the last call of `spent` counts. If the real cost is
+        below the message's `cost`, the rate's token bucket gets the difference back, minus the amount by which it has
+        refilled since the claim. If the real cost is higher, later messages wait longer. In a queue without a rate by
+        cost, `spent` has no effect.
 
         Args:
             cost: in the unit of the rate, such as tokens; 0 to 1,000,000,000.
@@ -107,22 +109,23 @@ class Effects:
 
     def once(self, tx: Transaction, *, keep: Duration | None = None, prefix: str = OUTBOX_PREFIX) -> bool:
         """
-        Return True on the first call for this message, False once its transaction is committed.
+        Return True if the database writes of this message must be done, False if they are already committed.
 
-        Call `once` first in the transaction that writes your effects, and return immediately if it returns False.
-        `once` inserts a row into the inbox table, so your effects and this row are committed together. If two deliveries
-        of a message run at the same time, the second call waits until the first transaction ends. In SQLite, make this
-        call the first statement of the transaction, or run BEGIN IMMEDIATE before.
+        Call `once` first in the transaction that contains your writes. If `once` returns False, an earlier delivery has
+        committed them, so return from the handler immediately. `once` inserts a row into the inbox table, so that your
+        writes and this row are committed together. If two deliveries of a message run at the same time, the second call
+        of `once` waits until the first transaction ends. In SQLite, make this call the first statement of the
+        transaction, or run BEGIN IMMEDIATE before.
 
         Args:
             tx: your open transaction or session, as in `Queue.publish_in`.
-            keep: how long to keep the row after each call, in seconds or as a timedelta. The default is computed
-                from the settings of queue and handler: the row outlives the last possible redelivery, even after a
-                redrive. Give more if you publish with a longer `ttl`.
+            keep: how long to keep the row after each call of `once`, in seconds or as a timedelta. The default is
+                computed from the settings of queue and handler, so that the row outlives the last possible redelivery,
+                even after a redrive. Give a longer time if you publish with a longer `ttl`.
             prefix: the prefix of the table names ("reliq_"). To use a database schema, write `schema.prefix`.
 
         Raises:
-            ConfigurationError: `tx` is not a transaction, is in autocommit mode, or the table does not exist.
+            ConfigurationError: `tx` is not a transaction or is in autocommit mode, or the inbox table does not exist.
 
         Example:
             with Session(engine) as session, session.begin():
@@ -174,11 +177,11 @@ class Effects:
             body: the body, of the queue's type.
             name: distinguishes this follow-up from other follow-ups of the job; 1 to 64 of A-Z a-z 0-9 _ . : -.
                 Without names, follow-ups are numbered 1, 2, …, so publish them in the same order in each delivery.
-            durability: how many replicas must confirm the publish, as in `Queue.publish`.
+            durability: which replicas or disks must confirm the publish, as in `Queue.publish`.
             options: the options of `Queue.publish` except `id` and `publication_id`; `dedup` is one day by default.
 
         Returns:
-            The receipt, like `Queue.publish`.
+            The receipt, as `Queue.publish` returns it.
 
         Raises:
             ConfigurationError: an option is not allowed.
@@ -206,9 +209,9 @@ class Effects:
 
     def _follow_up(self, queue: Queue[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Return the options to publish a follow-up.
+        Return the options with which to publish a follow-up.
 
-        Its id and publication_id are the same in each delivery.
+        They contain an id and a publication_id, which are the same in each delivery of this job.
         """
         if "id" in options or "publication_id" in options:
             raise ConfigurationError(
@@ -229,10 +232,10 @@ class Effects:
 @lru_cache(maxsize=1000)
 def inbox_keep_ms(queue: QueueSettings, handler: HandlerSettings) -> int:
     """
-    Return the longest time from the first delivery of a message to its last redelivery, in ms.
+    Return the longest possible time from the first delivery of a message to its last redelivery, in ms.
 
-    A message can live for `ttl` plus all backoffs, then for `dead_letter_ttl` as a dead letter, and after a redrive for
-    `ttl` plus all backoffs again. Backoffs may be random, so this function computes each backoff once and doubles it.
+    A message can exist for `ttl` plus all backoffs, then for `dead_letter_ttl` as a dead letter, and after a redrive
+    for `ttl` plus all backoffs again. Backoffs may be random, so this function doubles each backoff that it computes.
     """
     backoffs = sum(seconds_after(handler.backoff, attempt) for attempt in range(1, queue.retries + 1))
     life = seconds("ttl", queue.ttl) + 2 * backoffs

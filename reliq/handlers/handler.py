@@ -1,7 +1,7 @@
 """
-`Job`, one delivery of a message; `Handler`, a registered function and its checks.
+`Job` is one delivery of a message. `Handler` is a registered function with its settings.
 
-A function's signature is checked when the function is registered, so that a mistake raises at import time.
+The signature of a function is checked when the function is registered, so that a mistake raises at import time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ else:
     B_co = TypeVar("B_co", covariant=True)
 T = TypeVar("T")
 
-#: The most required parameters of a handler function: body and job.
+#: How many required parameters a handler function may have at most: body and job.
 _MOST_PARAMETERS = 2
 
 
@@ -78,7 +78,8 @@ class Job(Effects, Generic[B_co]):
         self._number = self._published = 0
         self._cursor = None
         self._report = ""
-        if held.checkpoint is not None:  # an error hook gets a new `Job` with the handler's last checkpoint
+        # Error hooks get a new `Job` object, which continues with the last checkpoint of the handler's `Job`.
+        if held.checkpoint is not None:
             self._number, _, self._published, self._cursor = held.checkpoint
         elif held.delivery.header.saved is not None:
             self._number, self._published, self._cursor = held.delivery.header.checkpoint
@@ -160,12 +161,12 @@ class Job(Effects, Generic[B_co]):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker is shutting down; if so, finish soon or postpone the rest of the work."""
+        """Whether the worker is shutting down. If so, finish soon, or leave the rest to a later delivery."""
         return self._stopping.is_set()
 
     @property
     def cancelled(self) -> bool:
-        """Whether the message was cancelled while it ran; updated when the worker renews the lease."""
+        """Whether the message was cancelled while the handler runs; updated when the worker renews the lease."""
         return self._held.cancelled
 
     @property
@@ -196,23 +197,23 @@ class Job(Effects, Generic[B_co]):
 
     @property
     def cursor(self) -> Any:
-        """The cursor of the message's last checkpoint in this or an earlier delivery; None without a checkpoint."""
+        """The cursor of the last checkpoint of this or an earlier delivery; None if there is no checkpoint."""
         return self._cursor
 
     def checkpoint(self, cursor: Any) -> None:
         """
         Save how far this job is, restart its timeout, and call `raise_if_stopped`.
 
-        The next delivery finds the cursor in `job.cursor`, also after a crash, a retry, a deploy or a redrive. The call
-        does not wait: Redis has the cursor within a second, or together with the outcome of a failed or stopped job. So
-        a killed process repeats about a second of work, and a stopped process repeats none. The cursor is deleted
-        when the message ends.
+        The next delivery finds the cursor in `job.cursor`, also after a crash, a retry, a deploy or a redrive. This
+        method does not wait for Redis: the worker sends the cursor within a second, or together with the outcome of a
+        failed or stopped job. So after a killed process, about a second of work is repeated, and after a graceful
+        shutdown none. Redis deletes the cursor when the message ends.
 
         Args:
-            cursor: a value of JSON, such as the id of the last row; at most 4 KiB. Give dates and UUIDs as text.
+            cursor: a JSON value, such as the id of the last processed row; at most 4 KiB. Give dates and UUIDs as text.
 
         Raises:
-            ConfigurationError: JSON cannot hold the cursor, it is too large, or the message has no envelope, as in a
+            ConfigurationError: JSON cannot encode the cursor, it is too large, or the message has no envelope, as in a
                 queue that Go programs share.
             JobInterrupted: the worker is shutting down, the message was cancelled, or its lease is lost.
 
@@ -229,9 +230,9 @@ class Job(Effects, Generic[B_co]):
 
     def progress(self, fraction: float, note: str = "") -> None:
         """
-        Report how far the job is, for `Queue.status`, `reliq show` and the page of the message.
+        Report how far the job is, for `Queue.status`, `reliq show` and the message's web page.
 
-        This call does not wait: Redis has the last report within a second.
+        This method does not wait for Redis: the worker sends the last report within a second.
 
         Args:
             fraction: the finished part of the work, 0 to 1.
@@ -246,12 +247,13 @@ class Job(Effects, Generic[B_co]):
         if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction <= 1:
             raise ConfigurationError(f"progress must be a number from 0 to 1, not {str(fraction)[:40]}")
         self._report = f"{fraction:.4g} {' '.join(clean_text(note, 200).split())}"
-        # A redelivered job continues after its last checkpoint, so store how many follow-ups it had published then.
+        # A redelivered job continues after its last checkpoint. So store how many follow-ups the job had published at
+        # this checkpoint, not now.
         published = self._held.checkpoint[2] if self._held.checkpoint else self._held.delivery.header.checkpoint[1]
         self._save(self._number, published, self._cursor)
 
     def _save(self, number: int, published: int, cursor: Any) -> None:
-        """Record a checkpoint and the last report of progress; the worker stores both in Redis within a second."""
+        """Keep a checkpoint and the last progress report in memory; the worker sends both to Redis within a second."""
         if self._held.delivery.header.due is None:
             raise ConfigurationError(
                 f"job {self.id} of queue {self.queue!r} cannot have a checkpoint or progress: its body has no envelope "
@@ -269,12 +271,12 @@ class Job(Effects, Generic[B_co]):
 
     def resume(self, items: Any, /, *, key: Callable[[Any], Any] | None = None) -> Iterator[Any]:
         """
-        Iterate over the items not done by earlier deliveries, with a checkpoint after each.
+        Iterate over the items that earlier deliveries have not finished, and save a checkpoint after each item.
 
         Args:
             items: without `key`, an iterable with the same items in each delivery; the cursor is the number of finished
                 items. With `key`, a function that takes a cursor and returns the items after it, or all items for None.
-            key: returns the cursor of an item; the items come in the order of their cursors.
+            key: a function that returns the cursor of an item. The items must be in the order of their cursors.
 
         Raises:
             ConfigurationError, JobInterrupted: see `checkpoint`.
@@ -310,15 +312,16 @@ class Handler:
         takes_job: whether the function takes the `Job` (with `batch`, a list of jobs) as its second argument.
         is_async: whether the function is a coroutine function.
         is_batch: whether the function takes a list of bodies.
-        batch: the most messages in one call.
+        batch: the most messages in one handler call.
         task: the name of the task; `unknown` for the handler of unknown tasks, empty in a queue without tasks.
         keep_ms: for how many ms Redis keeps results; 0 to keep none.
-        codec: the queue's codec; for an untyped queue, the codec of the type that the function annotates.
-        routes: task name -> the handler of the task, for a queue of `Tasks`; this handler then gets unknown tasks. None
-            for other queues.
+        codec: decodes the bodies: the queue's codec, or for an untyped queue, a codec for the annotation of the
+            function's first parameter.
+        routes: in a queue of `Tasks`, the handler of each task, by the task's name. This handler then handles only
+            messages of unknown tasks. None in other queues.
 
     Raises:
-        ConfigurationError: the parameters are not a body and an optional job.
+        ConfigurationError: the parameters of the function are not a body and an optional job.
     """
 
     def __init__(self, queue: Queue[Any] | str, function: Callable[..., Any], settings: HandlerSettings) -> None:
@@ -378,18 +381,18 @@ class Handler:
 
     @property
     def name(self) -> str:
-        """Module and name of the function, or the names of the tasks, for tables and logs."""
+        """The module and name of the function, or the names of the queue's tasks, for tables and log lines."""
         if self.routes is not None:
             return f"tasks {join_first([function_name(each.function) for each in self.each])}"
         return f"{self.function.__module__}.{function_name(self.function)}"
 
     @property
     def each(self) -> list[Handler]:
-        """The handlers of all tasks of the queue; only this handler in a queue without tasks."""
+        """The handlers of all tasks of the queue. In a queue without tasks, only this handler."""
         return list(dict.fromkeys((self.routes or {}).values())) or [self]
 
     def of(self, header: Header) -> Handler:
-        """Return the handler of the task that a message's header names; this handler if there is no such task."""
+        """Return the handler of the task that a message names; this handler if the task is unknown."""
         return self if self.routes is None else self.routes.get(header.headers.get(TASK_HEADER, ""), self)
 
     def _check_keys(self, where: str) -> None:
@@ -424,6 +427,9 @@ def check_manager(what: str, function: Callable[..., Any], *wanted: str) -> None
         what: the subject of the error message, for example "lifespan".
         function: the function of the application.
         wanted: the names of the positional arguments that the function will get.
+
+    Raises:
+        ConfigurationError: the function does not take these arguments, or cannot return a context manager.
     """
     enters = hasattr(function, "__enter__") or hasattr(function, "__aenter__")
     if enters and not isinstance(function, type):

@@ -1,8 +1,8 @@
 """
-Register handlers, middleware, error hooks and periodic jobs of a consumer.
+Register the handlers, middleware, error hooks and periodic jobs of a consumer.
 
-A periodic job publishes a message at each planned time (tick) of its schedule. Every worker process plans the same
-ticks, and Redis accepts each tick only once.
+A periodic job publishes a message at each planned time (tick) of its schedule. Every worker process computes the same
+ticks, and Redis accepts the message of each tick only once.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Overlap = Literal["allow", "skip"]
 
 #: In messages of a periodic job, the header with this name contains the planned time (tick) in ISO 8601.
 TICK_HEADER = "reliq-tick"
-#: A tick published at most this many seconds late counts as on time, not as a misfire.
+#: A tick that is at most this many seconds late counts as on time, not as a misfire.
 ON_TIME_SECONDS = 60.0
-#: The most ticks of a periodic job that one call of `Periodic.plan` returns.
+#: How many ticks of a periodic job one call of `plan` handles at most.
 STEP_TICKS = 100
 
-#: The default of `body`, which means that the decorated function returns the body.
+#: The default of the argument `body`. It means that `cron` or `every` decorates a function that returns the body.
 _FROM_FUNCTION = object()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
@@ -131,7 +131,7 @@ _EVERY_KEYWORDS = frozenset({"queue", "body", "name", *PeriodicOptions.__annotat
 
 class Makes(Protocol[B]):
     """
-    The decorator that `cron` and `every` return without `body`.
+    The decorator that `Consumer.cron` and `Consumer.every` return if they are called without `body`.
 
     It returns the function unchanged.
     """
@@ -146,13 +146,13 @@ class Makes(Protocol[B]):
 
 class Planned(NamedTuple):
     """
-    A tick of a periodic job that is to be published or skipped.
+    A due tick of a periodic job, for which a message must be published, or which was missed.
 
     Attributes:
         at: the planned time of the tick, in Unix seconds.
-        since: the planned time of the previous handled tick, in Unix seconds.
-        missed: the number of missed ticks after `since`; counts this tick too if it is not to be published.
-        is_published: whether to publish a message for this tick.
+        since: the planned time of the previous tick that was published, skipped or missed, in Unix seconds.
+        missed: the number of missed ticks after `since`, including this tick if it was missed.
+        is_published: whether to publish a message for this tick; False if it was missed.
     """
 
     at: int
@@ -163,15 +163,17 @@ class Planned(NamedTuple):
 
 def plan(schedule: Schedule, last: int, now: int, catch_up: CatchUp, grace: float = DAY_SECONDS) -> list[Planned]:
     """
-    Return the ticks that are due and not yet handled, oldest first.
+    Return the ticks that are due and not yet published, skipped or missed, oldest first.
 
-    One call handles at most STEP_TICKS ticks, so after a long downtime several calls are needed.
+    One call handles at most STEP_TICKS ticks, so after a long downtime several calls are needed. If the last ticks were
+    missed, the last item of the list counts them.
 
     Args:
-        last: the last handled tick, in Unix seconds.
+        schedule: the schedule of the periodic job.
+        last: the last tick that was published, skipped or missed, in Unix seconds.
         now: the current time, in Unix seconds.
-        catch_up: which missed ticks to publish: `skip`, `latest` or `all`.
-        grace: the age in seconds after which a missed tick is not published.
+        catch_up: which late ticks to publish: `skip` (none), `latest` or `all`.
+        grace: the age in seconds after which a late tick is not published.
     """
     within = ON_TIME_SECONDS if catch_up == "skip" else grace
     ticks = schedule.ticks(last, now, most=STEP_TICKS + 1)
@@ -239,7 +241,7 @@ class Periodic:
         return f"periodic job {self.name!r}"
 
     def plan(self, last: int, now: int) -> list[Planned]:
-        """Return the ticks that are due and not yet handled, see the function `plan`."""
+        """Return the ticks that are due and not yet published, skipped or missed, see the function `plan`."""
         return plan(self.schedule, last, now, self.catch_up, seconds("misfire_grace_time", self.misfire_grace_time))
 
     def tick(self, planned: Planned) -> Tick:
@@ -252,7 +254,7 @@ class Periodic:
         if not planned.is_published:
             return tick
         message = self._message(tick_id(self.name, planned.at), planned.at)
-        # A hash instead of a random number, so that every process computes the same jitter for a tick.
+        # Compute the jitter from a hash, not from a random number, so that all processes get the same jitter.
         digest = hashlib.sha256(f"{self.name} {planned.at}".encode()).digest()
         jitter_ms = int.from_bytes(digest[:8], "big") % (milliseconds(self.jitter) + 1)
         return replace(tick, message=message, due_ms=planned.at * 1000 + jitter_ms, overlap=self.overlap)
@@ -272,9 +274,9 @@ class Periodic:
 
     def _message(self, id: str, at: int) -> tuple[str, bytes]:
         """
-        Return the message id and the encoded message.
+        Return the message id and the encoded message of a tick or a requested run.
 
-        No deduplication is needed, because each tick has its own id.
+        The message has no deduplication time (`dedup=0`), because each tick has its own id.
         """
         moment = self.schedule.moment(at)
         body = self.body(moment) if callable(self.body) else self.body
@@ -334,10 +336,11 @@ class Registration:
         """
         Register a periodic job: publish one message at each time (tick) of a cron expression.
 
-        You may run many workers: Redis accepts each tick once. With `body`, this call registers the job. Without `body`,
-        this call returns a decorator for a function that takes the tick and returns the body. Every process may call
-        this function, also more than once for a tick, so it must be fast and have no side effects. The message id is
-        `cron.NAME.UNIX`; the header `reliq-tick` contains the tick in ISO 8601.
+        You may run many workers: Redis accepts the message of each tick only once. With `body`, `cron` registers the
+        job immediately. Without `body`, `cron` returns a decorator for a function that takes the tick and returns the
+        body. Every worker process may call the decorated function, also more than once for a tick, so it must be fast
+        and have no side effects. The message id is `cron.NAME.UNIX`; the header `reliq-tick` contains the tick in ISO
+        8601.
 
         Args:
             expression: minute, hour, day of month, month and day of week, for example "0 6 * * mon-fri".
@@ -453,10 +456,11 @@ class Registration:
         message is acked. The function may return or raise `Nack`, `Reject`, `Snooze` or `RateLimited`. After any other
         exception the message is retried with backoff.
 
-        With `batch`, the function takes a list of bodies and, optionally, the list of their jobs. The call uses one
-        slot. Its return value or exception applies to all messages of the batch. To settle each message separately,
-        return a list with one entry for each message, in order; None acks the message. Messages with undecodable bodies
-        are left out. A message that may have killed its worker, or that has no retry left, is delivered alone.
+        With `batch`, the function takes a list of bodies and, optionally, the list of their jobs. A batch uses one slot
+        of the worker. The function's return value or exception applies to all messages of the batch. To settle each
+        message separately, return a list with one entry for each message, in order; None acks the message. The batch
+        does not contain messages with undecodable bodies. A message that may have killed its worker, or that has no
+        retry left, is delivered alone.
 
         Args:
             queue: a `Queue`, or the name of an untyped queue.
@@ -466,8 +470,9 @@ class Registration:
                 separate batches.
             lease: the time after which a message of a dead worker is redelivered, in seconds or as a timedelta (30).
                 Live workers renew the lease while the handler runs.
-            timeout: the longest time of a call, in seconds or as a timedelta; None for no timeout (600). A coroutine
-                handler is cancelled. If the handler is plain, or ignores the cancellation, the process is replaced.
+            timeout: the longest time of a handler call, in seconds or as a timedelta; None for no timeout (600). After
+                this time, the worker cancels a coroutine handler. If the handler is plain, or ignores the cancellation,
+                the process is replaced.
             concurrency: the most concurrent calls of this handler in a process; None for all slots (default).
             weight: the share of free slots for this queue, relative to the weights of the other queues (1).
             backoff: a wait strategy of tenacity between a failure and the next delivery. Default: exponential with
@@ -505,9 +510,10 @@ class Registration:
 
     def middleware(self, around: Callable[[Job[Any]], Any]) -> Callable[[Job[Any]], Any]:
         """
-        Register a function whose context manager wraps each handler call.
+        Register a function that returns a context manager, inside which the worker calls each handler.
 
-        The middleware registered first is the outermost. For a batch, the function is called for each message.
+        The middleware that is registered first is the outermost. For a batch, the worker calls the function for each
+        message of the batch.
 
         Args:
             around: a function that takes the `Job` and returns a context manager, for example one decorated with
@@ -525,11 +531,12 @@ class Registration:
 
     def on_error(self, hook: E) -> E:
         """
-        Register a function to call after each failure, for example to report the error.
+        Register a function to call after each failure of a message, for example to report the error.
 
         Failures are an exception, a timeout (`TimeoutError`), an undecodable body (`UndecodableError`; `job.body` is
         then bytes), and a `Nack` without a retry left. For a batch, the hook is called for each failed message. The hook
-        runs before the message is settled, so keep it fast. Exceptions of the hook are logged and ignored.
+        runs before the message is settled, so keep it fast. If the hook raises, the worker logs the exception and
+        continues.
 
         Args:
             hook: a plain function with three parameters: the `Job`, the exception, and a bool that is True if the
@@ -580,15 +587,15 @@ class Registration:
         """
         Return the periodic jobs that a process with these handlers must publish.
 
-        If the consumer has a handler for a periodic job's queue that this process does not run, leave out the job: the
-        processes that run this handler publish it.
+        If this process does not run the handler of a job's queue, leave out the job: the processes that run this
+        handler publish it. Include jobs whose queues have no handler in this consumer.
         """
         others = self._handlers.keys() - {handler.queue.name for handler in handlers}
         return [entry for entry in self.periodic if entry.queue.name not in others]
 
     def redis(self, handlers: Sequence[Handler]) -> Target | None:
         """
-        Return the Redis URL or client of the consumer and its queues; None for RELIQ_URL.
+        Return the Redis URL or client that the consumer and its queues use; None to use the variable RELIQ_URL.
 
         Raises:
             ConfigurationError: the consumer and the queues name different Redis servers.

@@ -1,4 +1,4 @@
-"""Convert results of handlers to outcomes, and outcomes to Redis calls."""
+"""Convert the results of handlers to outcomes, and outcomes to the script calls that settle messages."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ OutcomeKind = Literal["ack", "nack", "reject", "snooze", "rate_limited", "releas
 @dataclass(frozen=True, slots=True)
 class HandlerOutcome:
     """
-    The result of a delivery, with the values that settling writes to Redis.
+    The outcome of a delivery, with the values that are written to Redis when the message is settled.
 
     Attributes:
-        kind: how the delivery ends; `reject`, and `nack` without a retry left, make the message a dead letter.
+        kind: how the delivery ends. `reject`, and `nack` without a retry left, make the message a dead letter.
         delay_ms: ms until the next delivery; with `rate_limited`, ms until messages of the key may run again; with
             `ack`, for how many ms Redis keeps the result.
         reason: the kind of failure: `failed`, `rejected` or `undecodable`.
         error: the error text stored for the operator; contains no part of an undecodable body.
         raised: class and source line of the exception, without any part of a body; empty without an exception.
-        failed: whether an error caused the outcome; False if the handler chose it, for example by `Nack`.
-        result: the record of the result that Redis keeps; empty to keep none.
+        failed: whether an error caused the outcome; False if the handler chose the outcome, for example with `Nack`.
+        result: the handler's result in the form that Redis keeps; empty to keep no result.
     """
 
     kind: OutcomeKind
@@ -59,25 +59,25 @@ B = TypeVar("B")
 ACKED = HandlerOutcome("ack")
 RELEASED = HandlerOutcome("release")
 EXPIRED = HandlerOutcome("expired")
-#: The outcome for a coroutine task that was claimed while the event loop is blocked. The message is delivered later,
-#: so that the worker can claim the plain tasks after it in the queue.
+#: The outcome for a message of a coroutine task that was claimed while the event loop is blocked. The message is
+#: delivered later, so that the worker can claim messages of plain tasks that are behind it in the queue.
 LOOP_BLOCKED = HandlerOutcome("snooze", 1000)
 #: The outcome if a plain handler exceeded its timeout. Its thread cannot be killed, so the message is redelivered
 #: when its lease expires.
 OVERRAN = HandlerOutcome("nack", error="TimeoutError", raised="TimeoutError", failed=True)
-#: The outcome if the handler's result cannot be encoded in a call to Redis: the message becomes a dead letter.
+#: The outcome if the handler's result cannot be encoded for Redis: the message becomes a dead letter.
 UNTELLABLE = HandlerOutcome("reject", error="the result of the handler could not be sent to Redis")
 
 
 @dataclass(slots=True)
 class Settlement:
     """
-    A delivery outside a worker, by `receive` or in the test kit, and its outcome.
+    A delivery and its outcome outside a worker: in `Queue.receive` or in the test kit.
 
     Attributes:
         delivery: the delivery; if the outcome is `expired`, only its field `claimed` is set.
-        outcome: the outcome.
-        took_ms: how long the handler ran, in ms; None if unknown.
+        outcome: the outcome with which the message is settled.
+        took_ms: how long the handler ran, in ms; None if this was not measured.
         size: bytes of the stored body, if it is too large to be read together with other bodies; else 0.
         held_since: the monotonic time at which the body was read, in seconds.
         settling: whether the message is being settled, so that its body is not needed any more.
@@ -97,7 +97,7 @@ class Settlement:
 
 #: The largest result that Redis keeps, as JSON in bytes.
 RESULT_LIMIT = 65_536
-#: The most results that one call stores: together at most 8 MiB.
+#: How many results one script call stores at most: together at most 8 MiB.
 RESULTS_LIMIT = 128
 _RESULTS: Codec[Any] = Codec(Any)
 
@@ -107,10 +107,10 @@ E = TypeVar("E", "HeldDelivery", Settlement)
 
 def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> HandlerOutcome:
     """
-    Return the outcome for the value that a handler returned.
+    Return the outcome for `answer`, the value that a handler returned.
 
     Raises:
-        ConfigurationError: `answer` is a class such as `Nack` instead of an instance.
+        ConfigurationError: the value is a class such as `Nack` instead of an instance.
     """
     if isinstance(answer, Nack | Reject | Snooze | RateLimited):
         return raised(answer, attempt, settings)
@@ -123,9 +123,9 @@ def answered(answer: Any, attempt: int | None, settings: HandlerSettings) -> Han
 
 def kept(answer: Any, delivery: Delivery, keep_ms: int) -> HandlerOutcome:
     """
-    Return the outcome of an acked message whose result Redis keeps.
+    Return the outcome `ack` for a message whose result Redis must keep.
 
-    If JSON cannot hold the result, or it is larger than 64 KiB, Redis keeps the reason instead.
+    If JSON cannot encode the result, or it is larger than 64 KiB, Redis keeps the reason instead.
     """
     try:
         text = _RESULTS.encode(None if isinstance(answer, Ack) else answer)
@@ -198,10 +198,11 @@ def rate_limit_seconds(answer: RateLimited) -> float:
 
 def decoded(delivery: Delivery, decode: Callable[[bytes], B]) -> B:
     """
-    Return the decoded body; exceptions of `decode` are raised.
+    Return the decoded body.
 
     Raises:
         UndecodableError: the body was too large to read.
+        Exception: `decode` raised it.
     """
     if delivery.refusal:
         raise UndecodableError(why=delivery.refusal)
@@ -212,7 +213,7 @@ def undecodable(error: BaseException, queue: str, id: str) -> UndecodableError:
     """
     Return an UndecodableError for an exception of the decoder.
 
-    If `error` is another exception, only its class is used, because its text may contain parts of the body.
+    If `error` is not an UndecodableError, use only its class, because its text may contain parts of the body.
     """
     why = error.why if isinstance(error, UndecodableError) else f"decoding the body raised {class_name(error)}"
     return UndecodableError(why, queue, id)
@@ -225,9 +226,9 @@ def is_final(claimed: Claimed, outcome: HandlerOutcome) -> bool:
 
 def burial(keys: Keys, settings: QueueSettings, ids: Sequence[str]) -> Call[tuple[tuple[str, ...], tuple[str, ...]]]:
     """
-    Return the call that turns messages in `garbage` (failed for good) into dead letters.
+    Return the script call that turns messages in `garbage` (failed for good) into dead letters.
 
-    The limits of dead letters come from the queue's settings.
+    The settings of the queue limit the number and age of dead letters.
     """
     letters_ms = milliseconds(settings.dead_letter_ttl)
     return transitions.collect(keys, ids, dead_letter_limit=settings.dead_letter_limit, letters_ms=letters_ms)
@@ -235,9 +236,9 @@ def burial(keys: Keys, settings: QueueSettings, ids: Sequence[str]) -> Call[tupl
 
 def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[tuple[Call[Settled], list[E]]]:
     """
-    Return the calls that settle `deliveries` of one queue, each call with its deliveries.
+    Return the script calls that settle `deliveries` of one queue, each with the deliveries that it settles.
 
-    There is one call for each kind of outcome. A kind with more than `BATCH_LIMIT` messages has several calls.
+    There is one script call for each kind of outcome, or several for more than `BATCH_LIMIT` messages.
     """
     groups: dict[tuple[OutcomeKind, int], list[E]] = defaultdict(list)
     followed: dict[OutcomeKind, list[E]] = defaultdict(list)
@@ -251,7 +252,7 @@ def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[
         if kind == "reject":
             kind = "nack"
         elif kind == "rate_limited":
-            if one.delivery.claimed.key is None:  # for a message without a key, delay only this message
+            if one.delivery.claimed.key is None:  # no keys and limits in this queue: delay only this message
                 kind = "snooze"
             else:
                 kind = "release"
@@ -261,7 +262,8 @@ def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[
     for (kind, for_ms), group in groups.items():
         limit = RESULTS_LIMIT if kind == "ack" and for_ms else BATCH_LIMIT
         starts = range(0, len(group), limit)
-        # Each release puts its messages at the head of `ready`. To keep the order, release the first messages last.
+        # Each script call `release` puts its messages at the head of `ready`. To keep their order, release the first
+        # messages last.
         for at in reversed(starts) if kind == "release" else starts:
             piece = group[at : at + limit]
             calls.append((_call(keys, settings, kind, for_ms, piece), piece))
@@ -276,12 +278,12 @@ def calls(keys: Keys, settings: QueueSettings, deliveries: Iterable[E]) -> list[
 
 
 def with_cost(claimed: Claimed, spent: int = 0) -> Claimed:
-    """Return the receipt with the real cost of its message."""
+    """Return a copy of `claimed` with the real cost of its message, which is sent to Redis with the outcome."""
     return msgspec.structs.replace(claimed, spent=spent)
 
 
 def unsettled(deliveries: Iterable[E], answer: Settled) -> list[E]:
-    """Return the deliveries that were not settled because `has_successor` was wrong, and correct this attribute."""
+    """Return the deliveries that Redis did not settle because their `has_successor` was wrong, and correct it."""
     left = [one for one in deliveries if one.delivery.id in answer.followed] if answer.followed else []
     for one in left:
         one.has_successor = not one.has_successor
@@ -289,7 +291,7 @@ def unsettled(deliveries: Iterable[E], answer: Settled) -> list[E]:
 
 
 def saving(keys: Keys, deliveries: Iterable[HeldDelivery]) -> Call[Settled]:
-    """Return the call that stores the checkpoints of running messages."""
+    """Return the script call that stores the last checkpoints of running messages."""
     return transitions.checkpoint(
         keys, [(one.delivery.claimed, *one.checkpoint[:2]) for one in deliveries if one.checkpoint]
     )
@@ -308,7 +310,7 @@ def _call(
                 keys, windows, history=settings.keep_completed, took_ms=took_ms, results=results, keep_ms=for_ms
             )
         case "expired":
-            # The envelope has expired with the body, so take the deduplication time of a chosen id from the settings.
+            # The deduplication time in the envelope has expired together with the body, so use the queue's setting.
             claimed = [with_cost(one.delivery.claimed) for one in deliveries]
             windows = [(one, chosen_window_ms(one.id, settings.dedup)) for one in claimed]
             return transitions.ack(keys, windows, kind="expired")
@@ -336,7 +338,7 @@ def _call(
 
 def _format_reason(reason: object) -> tuple[str, str]:
     """
-    Return two texts for the reason of a failure: a description, and the source lines of an exception.
+    Return two texts for the reason that a handler gave: a description, and the source lines of an exception.
 
     The second text is empty if the reason is not an exception.
     """
