@@ -118,7 +118,7 @@ class ServedQueues:
         reads the missing maps later.
 
         Raises:
-            ConfigurationError: the number of shards differs from `shards=`, or a queue has both limits and several shards.
+            ConfigurationError: the number of shards differs from `shards=`, or a queue has limits and several shards.
             RedisUnavailableError: no node is available.
         """
         found = self.take(client.run_all(self.questions()))
@@ -497,8 +497,8 @@ class QueueClaims:
         self._careful = answer.keyed or (answer.behind > 0 and len(claimed) < limit)
         for message in claimed:
             self._careful = self._careful or message.deaths > 0 or message.left <= 0
-        # If messages wait but Redis returned none, the queue is paused, or the messages are suspects that must not start
-        # before a suspect in this process has ended.
+        # If messages wait but Redis returned none, the queue is paused, or the messages are suspects that must not
+        # start before a suspect in this process has ended.
         self.waits_for_suspect = not claimed and answer.behind > 0 and self._suspects_held > 0
         self._passed_over = self._passed_over + limit if self.waits_for_suspect else 0
         others_may_follow = 0 < self._passed_over < min(answer.behind, PASS_OVER_LIMIT)

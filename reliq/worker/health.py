@@ -1,4 +1,4 @@
-"""The health data (pulse) that each worker process writes, and the health checks."""
+"""The health data (pulse) that each worker process writes to shared memory, and the health checks that read it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 #: The default address of the server for metrics and health checks: reachable from this machine only.
 DEFAULT_HOST = "127.0.0.1"
-#: A process without a completed claim round for this long counts as hung.
+#: A process counts as hung if it has not completed a claim round for this long.
 CLAIM_SECONDS = 30.0
-#: A process that is starting, or that cannot reach Redis, counts as hung after this long.
-#: While Redis is unavailable, each new attempt to reach it counts as a sign of life, because a restart would not help.
+#: A process that is starting, or that cannot reach Redis, counts as hung only after this longer time.
+#: While Redis is unavailable, each new attempt to reach it counts like a claim round, because a restart would not help.
 PATIENT_SECONDS = 300.0
-#: Only attempts of these parts to reach Redis count as signs of life, because these parts claim messages.
+#: Only attempts of these components to reach Redis count, because the other components do not claim messages.
 CLAIMING = ("fetcher", "start")
 #: How often a process reads its own state, for its pulse and its metrics.
 SAMPLE_SECONDS = 0.5
 
-#: The most bytes of the text that explains why a process is not ready.
+#: The maximum length of the text that explains why a process is not ready, in bytes.
 _UNREADY_BYTES = 200
 
 _FIELDS = struct.Struct(f"dd??{_UNREADY_BYTES}s")
@@ -43,10 +43,10 @@ class EngineStats:
 
     Attributes:
         last_claim_at: the monotonic time of the last completed claim round.
-        is_broken: whether a part has stopped unexpectedly.
+        is_broken: whether a component of the process has stopped unexpectedly.
         running: the number of messages in running handlers.
         held: the number of prefetched messages.
-        longest_seconds: the run time of the oldest running call in seconds; 0.0 if none runs.
+        longest_seconds: how long the oldest running handler call has been running, in seconds; 0.0 if none runs.
         slots: the number of slots.
         busy_slots: the number of slots in use.
         hung_slots: the number of slots used by handlers that exceeded their timeout and cannot be cancelled.
@@ -74,13 +74,13 @@ class _Facts(NamedTuple):
 
 class Pulse:
     """
-    The health data that a process writes for its supervisor; times are monotonic seconds.
+    The health data that a process writes for its supervisor. All times are monotonic seconds.
 
     Args:
         memory: memory shared with the supervisor; None if only this process reads the pulse.
         at: the offset of the pulse in `memory`, in bytes.
-        rounds: the name of the rounds in the error text about a hung process, for example "claim round".
-        seconds: how long a ready process may go without a completed round before it counts as hung.
+        rounds: what the process repeats, for the error text about a hung process, for example "claim round".
+        seconds: how much time a ready process may need for a round before it counts as hung.
     """
 
     kinds = (RedisUnavailable,)
@@ -103,21 +103,21 @@ class Pulse:
 
     def follow(self, before: Pulse) -> None:
         """
-        Copy the times of the last claim round and the last failed Redis call from the replaced process.
+        Copy the times of the last claim round and of the last failure to reach Redis from the replaced process' pulse.
 
-        So if processes die again and again while they start, the worker counts as hung.
+        So if the replacing processes die again and again while they start, the worker counts as hung.
         """
         claimed_at, away_at, *_ = before._read()
         self._write(_Facts(claimed_at, away_at))
 
     def __call__(self, event: Event, /) -> None:
-        """Observe an event: store the time of a failed attempt to reach Redis."""
+        """If the event reports a failed attempt to reach Redis, store the time of the attempt."""
         if isinstance(event, RedisUnavailable) and event.part in CLAIMING:
             with self._lock:
                 self._write(self._read()._replace(away_at=time.monotonic()))
 
     def note(self, stats: EngineStats | None) -> None:
-        """Write the state of the engine; pass None before the engine starts and after it stops."""
+        """Write the state of the engine to the pulse; None before the engine has started and after it has stopped."""
         with self._lock:
             claimed_at, away_at, *_ = self._read()
             if stats is None:
@@ -128,7 +128,7 @@ class Pulse:
                 self._write(_Facts(claimed_at, away_at, ready=True, broken=stats.is_broken, unready=unready))
 
     def beat(self) -> None:
-        """Record a completed round; after its first round the process counts as ready."""
+        """Write that the process has completed a round. After its first round, the process counts as ready."""
         with self._lock:
             self._write(_Facts(time.monotonic(), ready=True))
 
@@ -161,12 +161,12 @@ class Pulse:
         return _Facts(*_FIELDS.unpack_from(self._memory, self._at))
 
     def _write(self, facts: _Facts) -> None:
-        # Write all bytes at once: `pack_into` would clear the memory first, and the supervisor may read at any moment.
+        # Write all bytes at once, because the supervisor may read them at any time. `pack_into` would clear them first.
         self._memory[self._at : self._at + PULSE_BYTES] = _FIELDS.pack(*facts)
 
 
 def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStats | None], None]) -> Loop:
-    """Return a loop that calls `look` twice a second, and passes the state that `look` returns to `notes`."""
+    """Return a loop that twice a second calls `look`, and passes the state that it returns to each of `notes`."""
 
     def step() -> float:
         stats = look()
@@ -179,14 +179,20 @@ def sampler(look: Callable[[], EngineStats | None], *notes: Callable[[EngineStat
 
 
 def live(pulses: Iterable[Pulse]) -> str:
-    """Return the reason to restart a worker; empty if the worker is healthy."""
+    """Return the reason to restart a worker, from the pulses of its processes; empty if the worker is healthy."""
     now = time.monotonic()
     complaints = [pulse.complaint(now) for pulse in pulses]
     return "; ".join(f"process {number}: {text}" for number, text in enumerate(complaints) if text)
 
 
 def ready(pulses: Iterable[Pulse], redis_answers: Callable[[], bool]) -> str:
-    """Return the reason why a worker is not ready; empty if it is ready."""
+    """
+    Return the reason why a worker is not ready; empty if it is ready.
+
+    Args:
+        pulses: the pulses of its processes.
+        redis_answers: returns whether Redis can be reached.
+    """
     pulses = list(pulses)
     if starting := [str(number) for number, pulse in enumerate(pulses) if not pulse.is_ready]:
         return f"starting: process {', '.join(starting)}"

@@ -1,8 +1,9 @@
 """
 Helpers for the threads of a worker process.
 
-`Loop` repeats the `step` of a part in a thread; a step does one round of work and returns the seconds until the next
-step. `QueueBackoff` stores for which queues a part must wait after an error. `EventQueue` calls observers in a thread.
+A worker process has several components, for example the fetcher and the settler. `Loop` calls the `step` of a component
+again and again in a thread. A step does one round of work and returns the seconds until the next step. `QueueBackoff`
+stores how long a component waits after an error of a queue. `EventQueue` calls observers in a thread.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ logger = logging.getLogger(__name__)
 
 #: The longest wait between two steps. A thread cannot wait for a due time in the far future in one call.
 LONGEST_SLEEP_SECONDS = 3600.0
-#: Redis answers with the milliseconds until a due time. The worker counts them from the arrival of the answer, but at
-#: the latest from this many seconds after the call. So a slow answer does not delay messages; a due time that is
-#: computed too early only causes an extra call.
+#: Redis replies with the milliseconds until a due time. The worker counts them from the arrival of the reply, but at
+#: the latest from this many seconds after it sent the command. So a slow reply does not delay messages. If the worker
+#: computes a due time that is too early, this only causes an extra command.
 REPLY_LAG_SECONDS = 0.005
-#: At most this many events wait for slow observers; further events are dropped.
+#: At most this many events wait for slow observers. While so many wait, new events are dropped.
 WAITING_LIMIT = 10_000
-#: How long observers may still process waiting events at shutdown.
+#: How long a shutdown waits for observers to process the waiting events.
 CLOSE_SECONDS = 2.0
 
 
 class Loop:
     """
-    Call `step` repeatedly in a thread until `stop` is called; back off while `step` raises.
+    Call `step` repeatedly in a thread until `stop` is called; wait longer and longer while `step` raises exceptions.
 
-    All exceptions are caught and the step is retried, so that an error never stops a part of the worker.
+    All exceptions are caught and the step is repeated, so that an error never stops a component of the worker.
 
     Args:
-        name: the name of the part, for the log and the thread.
+        name: the name of the component, for the log and the thread.
         step: does one round of work; returns the seconds until the next step.
         observers: called with events about the availability of Redis.
         away: called each time a step could not reach Redis.
@@ -123,11 +124,10 @@ class Loop:
 
 class QueueBackoff:
     """
-    The backoff of one part of the worker for each shard that fails.
+    Store when a component of the worker, for example the fetcher, may send commands to a failing shard again.
 
-    A failing shard does not delay the other shards.
-
-    A shard fails if Redis refuses a command for the shard, or if the node with the shard is unavailable.
+    A shard fails if Redis refuses a command for the shard, or if the Redis node with the shard is unavailable. A
+    failing shard does not delay the other shards.
 
     Attributes:
         until: the monotonic time of the next attempt, for each failing shard.
@@ -165,15 +165,15 @@ class QueueBackoff:
             self._is_back(keys)
 
     def refuses(self, keys: Keys) -> bool:
-        """Return whether the last attempt failed for another reason than an unavailable node."""
+        """Return whether the last attempt with a shard failed, but not because its Redis node is unavailable."""
         return keys in self._failures and keys not in self._away
 
     def has(self, keys: Keys) -> bool:
-        """Return whether the last attempt failed."""
+        """Return whether the last attempt with a shard failed."""
         return keys in self._failures
 
     def waits(self, keys: Keys) -> bool:
-        """Return whether it is too early for the next attempt."""
+        """Return whether it is too early for the next attempt with a shard."""
         return self.until.get(keys, 0.0) > time.monotonic()
 
     def seconds_of(self, keys: Keys) -> float:
@@ -186,9 +186,9 @@ class QueueBackoff:
 
     def _is_back(self, keys: Keys) -> None:
         """
-        Note that a shard has answered.
+        Note that the Redis node of a shard has replied.
 
-        If no other shard of the queue is unavailable, notify observers.
+        If no other shard of the queue is unavailable, notify observers that Redis is available again.
         """
         if keys in self._away:
             self._away.discard(keys)
@@ -200,7 +200,7 @@ class EventQueue:
     """
     An observer that passes events to other observers in a separate thread, in order.
 
-    Because of this thread, threads that renew leases and settle messages never wait for a slow observer.
+    So the threads that renew leases and settle messages never wait for a slow observer.
 
     Attributes:
         kinds: the event classes that at least one observer accepts.
@@ -232,7 +232,7 @@ class EventQueue:
             )
 
     def close(self) -> None:
-        """Let the thread end after the waiting events; wait for the thread at most CLOSE_SECONDS."""
+        """Let the thread process the waiting events and end; wait for this at most CLOSE_SECONDS."""
         self._waiting.put(None)
         self._thread.join(CLOSE_SECONDS)
 

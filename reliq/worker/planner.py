@@ -1,4 +1,4 @@
-"""The part of a worker that publishes the due ticks of stored schedules."""
+"""The planner of a worker process publishes the due ticks (planned runs) of the schedules that Redis stores."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("reliq")
 
-#: A worker checks for due schedules at least this often, because a new schedule wakes no worker.
+#: A worker checks for due schedules at least this often, because Redis does not notify workers of new schedules.
 CHECK_SECONDS = 1.0
 #: How often a queue without schedules is checked.
 ABSENT_SECONDS = 10.0
-#: One call publishes at most this many bytes.
+#: One script call publishes messages with at most this many bytes together.
 TICK_BYTES = 4 * MIB
 #: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
 _chance = random.SystemRandom()
@@ -39,16 +39,17 @@ _chance = random.SystemRandom()
 
 class Planner:
     """
-    Publish the due ticks of stored schedules.
+    Publish the due ticks (planned runs) of the schedules that Redis stores.
 
-    Every process tries, and Redis accepts each tick once. A check needs one short call for each queue, however many
-    schedules the queue has. If this process cannot read a schedule, it leaves the schedule to other processes.
+    Every process tries to publish each tick, and Redis accepts it only once. To check for due schedules, one short
+    script call for each queue is enough, however many schedules the queue has. If this process cannot read a schedule,
+    it leaves the schedule to other processes.
     """
 
     def __init__(self, client: Client, shards: Sequence[Keys]) -> None:
         self._client = client
         self._shards = [keys for keys in shards if not keys.bare]
-        self._skip: dict[Keys, int] = {}  # the number of due schedules that the next page skips
+        self._skip: dict[Keys, int] = {}  # how many due schedules the next step skips in each queue
         self._absent_until: dict[Keys, float] = {}  # when to check a queue without schedules again
         self._unreadable: set[Keys] = set()
         self._backoff = QueueBackoff("planner", client.observers)
@@ -87,10 +88,11 @@ class Planner:
                 continue
             self._backoff.over(keys)
             skip = self._skip.pop(keys, 0)
-            if left and skip + len(answer.found) < answer.due:  # the next page skips the unreadable schedules
+            if left and skip + len(answer.found) < answer.due:  # the next step skips the unreadable schedules
                 self._skip[keys] = skip + left
                 wait_ms = 0
-            elif answer.due - len(answer.found) > PAGE and not left:  # random, so that processes read different pages
+            # Many more schedules are due. Skip a random number, so that processes read different schedules.
+            elif answer.due - len(answer.found) > PAGE and not left:
                 self._skip[keys] = _chance.randrange(answer.due - len(answer.found) - PAGE)
             if ticks or (skip and not left):
                 wait_ms = 0
@@ -114,7 +116,7 @@ def ticks_of(plan: DuePlan, now_ms: int) -> Iterator[PlanTick]:
     For a deleted or paused schedule, yield a tick that only removes the schedule's due time from Redis.
 
     Raises:
-        ValueError, OverflowError, ConfigurationError: this version or machine cannot read the schedule.
+        ValueError, OverflowError, ConfigurationError: this version of reliq, or this machine, cannot read the schedule.
     """
     row = Row.parse(plan.row) if plan.row else None
     if row is None or row.pause:

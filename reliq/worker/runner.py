@@ -56,7 +56,8 @@ NoteStep = Callable[["HandlerCall | None"], "HandlerCall | None"]
 
 logger = logging.getLogger("reliq")
 
-#: The first failure of each kind (queue and source line) is logged with its traceback; remember at most this many kinds.
+#: The first failure of each kind (queue and source line) is logged with its traceback. At most this many kinds are
+#: remembered.
 KINDS_LIMIT = 1000
 TEXT_HINT = " (text hidden: see `reliq show QUEUE ID`, or use --log-error-text)"
 #: The delay of the retry after a handler has returned a value that is not allowed.

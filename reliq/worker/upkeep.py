@@ -1,11 +1,12 @@
 """
-Background tasks of a worker.
+Background tasks of a worker process.
 
-- The scheduler promotes due messages and reclaims expired leases.
+- The scheduler promotes scheduled messages when they are due, and reclaims messages whose leases have expired.
 - The ticker publishes periodic jobs.
-- The janitor collects dead letters, tidies shards, moves messages while the number of shards changes, and writes the
-  history of queues once a minute.
-- The heartbeat writes the worker record with the running jobs and, on request, their stacks.
+- The janitor writes dead letters, repairs errors in the data of queues, moves messages while the number of shards
+  changes, and writes the history of queues once a minute.
+- The heartbeat writes the worker record, which lists the running jobs. If an operator requests it, the heartbeat also
+  writes their call stacks.
 """
 
 from __future__ import annotations
@@ -54,35 +55,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The interval between two checks of expired leases that must not be reclaimed yet.
+#: How often to check again whether expired leases that must not be reclaimed yet may now be reclaimed.
 SPARED_SECONDS = 0.25
-#: About how many messages one round trip moves at most, in all queues together, because Redis serves no other client
-#: meanwhile.
+#: The approximate limit of messages that one round trip promotes or reclaims in all queues together. Redis serves no
+#: other client meanwhile.
 MOVE_LIMIT = 2 * BATCH_LIMIT
-#: Even if many queues share a round trip, each queue may move at least this many messages.
+#: Even if a round trip serves many queues, it may promote or reclaim this many messages of each queue.
 LEAST_MOVED = 20
 #: A process registers its periodic jobs, and reads the runs that operators request, at least this often.
 TICKER_SECONDS = 5.0
-#: The most ticks (due runs of periodic jobs) that one round trip publishes.
+#: The maximum number of ticks (due runs of periodic jobs) that one round trip publishes.
 TICKS_TOGETHER = 100
-#: The backoff after the body function of a periodic job raised: 1 s, 2 s, 4 s, … up to a minute.
+#: After exceptions, the body function of a periodic job is called again with these delays: 1 s, 2 s, 4 s, … 1 minute.
 BODY_BACKOFF = wait_exponential(max=60)
 
 
 class Scheduler:
     """
-    Promote and reclaim messages of the shards that this process watches, at their due times.
+    Promote due messages, and reclaim messages with expired leases, in the shards that this process watches.
 
-    Redis stores one process as the watcher of each shard, so that not all processes send the same calls. After a start
-    or an outage, expired leases are not reclaimed for a third of the lease time: their workers may be alive and renew
-    them. Expired leases are also not reclaimed while renewals of this process are overdue in the shard. Otherwise, a
-    process could reclaim its own leases after it has hung.
+    Redis stores one process as the watcher of each shard, so that not all processes send the same script calls.
+
+    After a start or an outage, expired leases are not reclaimed for a third of the lease time, because their workers
+    may still run and renew them. They are also not reclaimed while renewals of this process are overdue in the shard.
+    Otherwise, a process that was suspended could reclaim its own leases.
 
     Args:
-        client: the client for all calls.
+        client: the client for all script calls.
         handlers: the handlers of this process.
-        buried: called after a reclaimed message had no retry left, to collect its dead letter.
-        is_behind: returns whether this process has overdue renewals or outcomes in a shard.
+        buried: called after a reclaimed message had no retry left, to write its dead letter.
+        is_behind: returns whether renewals or outcomes of this process are overdue in a shard.
     """
 
     def __init__(
@@ -97,23 +99,24 @@ class Scheduler:
         self._is_behind = is_behind
         self._lease_seconds = {handler.queue.name: handler.lease_seconds for handler in handlers}
         self._lock = threading.Lock()
-        self._due: dict[tuple[Keys, str], float] = {}  # by shard and script: the monotonic time of the next call
+        # By shard and script (promote or reclaim), the monotonic time of the next script call.
+        self._due: dict[tuple[Keys, str], float] = {}
         self._backoff = QueueBackoff("scheduler", client.observers)
         self._spared_at: dict[Keys | None, float] = {}  # by shard (None: all): when `spare` was last called
         self.spare(None)
         self.wake: Callable[[], None] = lambda: None
 
     def spare(self, keys: Keys | None) -> None:
-        """After an outage, reclaim no leases of a shard (None: of any shard) for a third of the lease time."""
+        """After an outage, reclaim no leases for a third of the lease time in the shard `keys`; None for all shards."""
         self._spared_at[keys] = time.monotonic()
 
     def watches(self, keys: Keys) -> bool:
-        """Return whether this process is the watcher of a shard and has stored a due time."""
+        """Return whether this process is the watcher of a shard and has stored a due time of it."""
         with self._lock:
             return any(shard is keys for shard, _ in self._due)
 
     def forget(self, keys: Keys) -> None:
-        """Stop watching a shard."""
+        """Stop watching a shard, because this process does not serve it any more."""
         with self._lock:
             for move in [move for move in self._due if move[0] is keys]:
                 del self._due[move]
@@ -121,13 +124,13 @@ class Scheduler:
 
     def note(self, keys: Keys, answer: ClaimAnswer, at: float) -> None:
         """
-        Store the due times from the answer of a claim.
+        Store the due times that Redis returned with its reply to a claim.
 
-        If another process watches the shard, drop the stored due times of the shard.
+        If another process watches the shard, forget the stored due times of the shard.
 
         Args:
             keys: the shard.
-            answer: the answer, with the milliseconds until the due times.
+            answer: the reply, with the milliseconds until the next promote and the next reclaim.
             at: the monotonic time from which these milliseconds count.
         """
         sooner = False
@@ -159,7 +162,7 @@ class Scheduler:
         for move, answer in zip(due, answers, strict=True):
             wait = self._seconds_until_next(*move, answer, limit)
             with self._lock:
-                if self._due.get(move) != due[move]:  # meanwhile the answer of a claim has set a newer due time
+                if self._due.get(move) != due[move]:  # meanwhile the reply to a claim has set a newer due time
                     continue
                 if wait is None:
                     del self._due[move]
@@ -170,13 +173,14 @@ class Scheduler:
 
     def _seconds_until_next(self, keys: Keys, verb: str, answer: Any, limit: int) -> float | None:
         """
-        Return the seconds until the next promote or reclaim; None if nothing is due later.
+        Return the seconds until the next script call for the shard; None if no message becomes due later.
 
         Args:
             keys: the shard.
-            verb: "promote" or "reclaim".
-            answer: the answer of the last call, or its error.
-            limit: the most messages that the last call could move. If it moved this many, the next call is due now.
+            verb: the script: "promote" or "reclaim".
+            answer: Redis' reply to the last script call, or its error.
+            limit: how many messages the last script call could move at most. If it moved this many, the next one is due
+                now.
         """
         if isinstance(answer, Exception):
             self._backoff.note(keys, answer)
@@ -204,12 +208,12 @@ class Scheduler:
 @dataclass(slots=True)
 class Registered:
     """
-    The state of a periodic job in Redis, read when the job was registered.
+    The state of a periodic job that Redis returned when the job was registered.
 
     Attributes:
         entry: the periodic job.
-        now_ms: the Redis clock at the registration, in Unix ms.
-        last: the time of the last handled tick, in Unix seconds.
+        now_ms: the time of the registration by the Redis clock, in Unix ms.
+        last: the planned time of the last handled tick, in Unix seconds.
         asked: when an operator requested a run, in Unix ms; None without a request.
     """
 
@@ -226,7 +230,7 @@ class DueTick(NamedTuple):
     Attributes:
         row: the periodic job and its state in Redis.
         at: the planned time in Unix seconds; None for a run that an operator requested.
-        call: the call that publishes the message.
+        call: the script call that publishes the message.
     """
 
     row: Registered
@@ -236,13 +240,13 @@ class DueTick(NamedTuple):
 
 class Ticker:
     """
-    Register periodic jobs and publish their due ticks (planned runs).
+    Register periodic jobs in Redis and publish their due ticks (planned runs).
 
-    A round needs one round trip to register all jobs, and one to publish.
+    Each step needs one round trip to register all jobs, and one to publish their ticks.
 
-    There is no leader: every process does this, and Redis accepts each tick once. Only the clock of Redis counts. If
-    processes declare different schedules for a job, the schedule of the process that started last is used. After Redis
-    has lost its data, the jobs are registered as new.
+    There is no leader. Every process tries to publish each tick, and Redis accepts it only once. Only the clock of
+    Redis decides which ticks are due. If processes declare different schedules for a job, the schedule of the process
+    that started last is used. After Redis has lost its data, the jobs are registered as new jobs.
     """
 
     def __init__(self, client: Client, entries: Sequence[Periodic]) -> None:
@@ -270,7 +274,7 @@ class Ticker:
         return max(0.0, min(waits, default=TICKER_SECONDS) - (time.monotonic() - began))
 
     def _register(self) -> list[Registered]:
-        """Register all periodic jobs; leave out jobs whose schedule a newer process has replaced."""
+        """Register all periodic jobs; return the jobs, without those whose schedule a newer process has replaced."""
         groups = [group for group in self._groups if not self._registering.waits(group[0].queue.keys)]
         requests: list[commands.Request[Any]] = []
         for group in groups:
@@ -324,9 +328,9 @@ class Ticker:
 
     def _handle_body_failure(self, entry: Periodic, failures: int, error: BaseException) -> None:
         """
-        Log that the function that makes the body of a periodic job failed, and call it again later.
+        Log that the body function of a periodic job raised `error`, and let it be called again later.
 
-        The test kit overrides this method to raise the error.
+        The test kit overrides this method, to raise the error in the test.
         """
         self._failures[entry.name] = (failures, time.monotonic() + seconds_after(BODY_BACKOFF, failures))
         if failures & (failures - 1) == 0:  # log only the 1st, 2nd, 4th, … failure
@@ -334,7 +338,7 @@ class Ticker:
             logger.error(text, entry.queue.name, entry, failures, exc_info=error)
 
     def _publish(self, due: Sequence[DueTick]) -> None:
-        """Publish the ticks, and store the last handled tick of each job."""
+        """Publish the ticks `due`, and note the last handled tick of each job."""
         for ticks in chunked(due, TICKS_TOGETHER):
             answers = self._client.run_all([tick.call for tick in ticks])
             for tick, answer in zip(ticks, answers, strict=True):
@@ -348,12 +352,10 @@ class Ticker:
 
     def _seconds_until_next(self, row: Registered) -> float:
         """
-        Return the seconds until the next tick of a job, or the next retry of a failed tick.
+        Return the seconds from the job's registration until its next tick, or until the retry of a failed tick.
 
-        The seconds count from the registration of the job.
-
-        The result is at most TICKER_SECONDS, also while ticks fail. If the job were registered less often, operators
-        would see it as a job without a worker.
+        The result is at most TICKER_SECONDS, even while ticks fail. If the job were registered less often, the admin
+        commands would show it as a job without a worker.
         """
         coming = self._next_tick(row)
         wait = TICKER_SECONDS if coming is None else coming - row.now_ms / 1000
@@ -369,25 +371,27 @@ class Ticker:
         return known[1]
 
 
-#: Every queue is tidied at least this often. Between two rounds, a process waits a random time: 50 to 100 % of this.
+#: The janitor tidies each queue at least this often. Between two rounds it waits a random time, 50 to 100 % of this.
 ROUND_SECONDS = 30.0
 #: About this many worker processes tidy each shard of a sharded queue in each round.
 TIDIERS = 2
-#: The most dead letters that one call of the script `collect` writes. The limit is low: the script reads bodies.
+#: The maximum number of dead letters that one script call of `collect` writes. The limit is low, because the script
+#: reads the bodies of the messages.
 COLLECT_LIMIT = 20
-#: How long the janitor moves messages to other shards before it does its other work.
+#: How long one step of the janitor moves messages to other shards before it does its other work.
 CHANGES_SECONDS = 0.1
-#: Report at most this many frames of a stack, the innermost frames.
+#: If a call stack has more frames, only this many of the innermost frames are reported.
 STACK_FRAMES = 40
-#: Report at most this many characters of a frame.
+#: The text of a frame is cut to this many characters.
 FRAME_CHARACTERS = 300
-#: The most characters of all stacks in a report.
+#: The maximum number of characters of all call stacks in a report.
 REPORT_CHARACTERS = 60_000
 #: The interval between two attempts to write the worker record while Redis is unavailable.
 BEAT_AGAIN_SECONDS = 1.0
 #: Each time a process has written its worker record this many times, it counts the workers.
 COUNT_BEATS = 4
-#: Each time a process has written its record this many times, it removes records of workers that were silent for an hour.
+#: Each time a process has written its worker record this many times, it removes the records of workers that have not
+#: written theirs for an hour.
 FORGET_BEATS = 12
 
 #: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
@@ -396,11 +400,11 @@ _chance = random.SystemRandom()
 
 class HistoryRollup:
     """
-    Write the history of queues to Redis, with one entry for each minute.
+    Write the history of each queue to Redis, with one entry for each minute.
 
     Once a minute, every process reads the current entry of each queue. If the entry is missing, the process takes a
     snapshot of the queue and writes the entry. Two processes may write the same entry with nearly the same values. If
-    Redis refuses the commands, the history is incomplete, without other consequences.
+    Redis refuses the commands, entries are missing in the history, without other consequences.
     """
 
     def __init__(self, client: Client, shards: Callable[[], Iterable[Keys]]) -> None:
@@ -442,14 +446,15 @@ class HistoryRollup:
 
 class Janitor:
     """
-    Collect dead letters, tidy queues, and move messages when the number of shards changes.
+    Write dead letters, repair errors in the data of queues, and move messages when the number of shards changes.
 
-    If nothing is to be done, a round needs one round trip. The workers of a sharded queue divide its shards among them.
+    If there are no such messages, a round needs one round trip. In each round, a worker process tidies (repairs) only a
+    part of the shards of a sharded queue; other processes tidy the other shards.
 
     Args:
-        client: the client for all calls.
+        client: the client for all script calls.
         served: the queues and their shards.
-        connection: opens sessions to change the number of shards.
+        connection: the connection to Redis for changes of the number of shards.
         workers: returns the number of worker processes.
     """
 
@@ -460,7 +465,8 @@ class Janitor:
         self._served = served
         self._connection = connection
         self._workers = workers
-        self._migrations: dict[str, Iterator[int]] = {}  # by queue: an iterator that moves messages to other shards
+        # By queue name, an iterator that moves messages to other shards.
+        self._migrations: dict[str, Iterator[int]] = {}
         self._next = _chance.randrange(SHARDS_LIMIT)  # the number of the first shard that the next round tidies
         self._cursors: dict[Keys, tuple[int, int]] = {}
         self._history = HistoryRollup(client, served.shards)
@@ -470,7 +476,7 @@ class Janitor:
 
     def step(self) -> float:
         """
-        Turn some garbage into dead letters, and tidy shards if due.
+        Write dead letters for some messages in the state garbage, and tidy shards if it is time for a round.
 
         Returns:
             The seconds until the next step.
@@ -492,9 +498,9 @@ class Janitor:
 
     def _next_part(self, shards: dict[Keys, Handler]) -> dict[Keys, Handler]:
         """
-        Return the shards that this process tidies in this round.
+        Return those of `shards` that this process tidies in this round.
 
-        In each round it tidies the next part of the shards of each queue.
+        In each round, it tidies the next few shards of each queue.
         """
         first = self._next
         counts = Counter(keys.name for keys in shards)
@@ -508,10 +514,10 @@ class Janitor:
 
     def _tidy(self, shards: Sequence[Keys]) -> None:
         """
-        Tidy shards, once in each round.
+        Repair errors in the data of `shards` with the script `tidy`.
 
-        Also add the queues to the queue registry and write the history. If the total of all claims in Redis has
-        decreased, Redis has lost data: notify observers.
+        Also add the queues to the queue registry and write their history. If the number of claims that Redis has
+        counted in a shard has decreased, Redis has lost data. Then notify observers.
         """
         calls: list[commands.Request[Any]] = []
         for keys in shards:
@@ -538,9 +544,9 @@ class Janitor:
 
     def _migrate(self, shards: list[Keys]) -> Iterator[int]:
         """
-        Move messages out of the shards of one queue, one step at each iteration.
+        Change the number of shards of a queue: at each iteration, move some messages out of its shards `shards`.
 
-        If `shards` includes the first shard, also finish the change of the number of shards.
+        If `shards` includes the first shard of the queue, also finish the change.
         """
         from reliq.redis.session import Session  # noqa: PLC0415  rarely needed
         from reliq.sharding import ShardChange  # noqa: PLC0415
@@ -570,9 +576,9 @@ class Janitor:
 
     def _collect(self, shards: dict[Keys, Handler]) -> bool:
         """
-        Turn garbage into dead letters; return whether more garbage may remain.
+        Write dead letters for messages in the state garbage; return whether more such messages may remain.
 
-        One call takes at most COLLECT_LIMIT messages of each shard.
+        Each call handles at most COLLECT_LIMIT messages of each shard.
         """
         served = [keys for keys in shards if not self._backoff.waits(keys)]
         if not served:
@@ -599,9 +605,9 @@ class Janitor:
 
 def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> commands.StackReport:
     """
-    Return the stacks of handler calls.
+    Return the call stacks of the handlers in `runs`.
 
-    If a coroutine handler runs, the stack of the event loop is included.
+    If a coroutine handler runs, the report also contains the stack of the event loop's thread `loop_thread`.
     """
     stacks = []
     if any(run.task is not None for run in runs):
@@ -621,7 +627,7 @@ def stack_report(runs: Sequence[HandlerCall], loop_thread: int) -> commands.Stac
 
 def call_stack(run: HandlerCall) -> tuple[str, ...]:
     """
-    Return the stack of a handler, without reliq's frames that called it.
+    Return the call stack of a handler, without the frames of reliq that called the handler.
 
     The format is the same as in `thread_stack`.
     """
@@ -634,7 +640,7 @@ def call_stack(run: HandlerCall) -> tuple[str, ...]:
 
 def thread_stack(thread: int) -> tuple[str, ...]:
     """
-    Return the stack of a thread, the innermost frame last.
+    Return the call stack of a thread, the innermost frame last.
 
     Each frame is a text `file:line function`.
     """
@@ -664,7 +670,7 @@ def _task_frames(task: Any) -> list[FrameType]:
 
 
 def _first_of(awaitable: Any, *names: str) -> Any:
-    """Return the first of these attributes that is set. Coroutines and generators have different attributes."""
+    """Return the value of the first attribute in `names` that is set; coroutines and generators have different ones."""
     return next(filter(None, (getattr(awaitable, name, None) for name in names)), None)
 
 
@@ -675,7 +681,7 @@ def _format_frames(innermost_first: Sequence[FrameType]) -> tuple[str, ...]:
 
 
 def _printable_id(held: HeldDelivery) -> str:
-    """Return a message id that JSON can encode; ids of other publishers may contain any bytes."""
+    """Return the message id as text that JSON can encode. Other publishers may write ids with any bytes."""
     return held.delivery.id.encode("utf-8", "replace").decode()
 
 
@@ -683,18 +689,18 @@ class Heartbeat:
     """
     Write the worker record of this process, and remove it at a clean shutdown.
 
-    The round trip that writes the record also reads requests for stacks, the shard maps of the queues, and the number
-    of workers.
+    The round trip that writes the record also reads the shard maps of the queues, the number of workers, and whether an
+    operator has requested the call stacks of running handlers.
 
     Args:
-        client: the client for all calls.
+        client: the client for all commands.
         served: the queues and their shards.
         inflight: the deliveries of this process.
         last_claim_at: returns the monotonic time of the last completed claim round.
-        report: returns the stacks of the running handlers.
+        report: returns the call stacks of the running handlers.
 
     Attributes:
-        wake: called to start the next step now.
+        wake: called to start the next step now, when an operator has requested call stacks.
     """
 
     def __init__(
@@ -712,8 +718,8 @@ class Heartbeat:
         self._report = report
         self.wake: Callable[[], None] = lambda: None
         self._workers = 1
-        self._requests = 0  # how often an operator has requested stacks
-        self._answered = 0  # the number of answered requests
+        self._requests = 0  # how often operators have requested call stacks
+        self._answered = 0  # how many of these requests are answered
         self._id = token()
         self._queues = tuple(handler.queue.name for handler in served.handlers)
         self._host = socket.gethostname()
@@ -723,9 +729,9 @@ class Heartbeat:
 
     def step(self) -> float:
         """
-        Write the stacks if an operator requested them, and the worker record if it is due.
+        Write the call stacks if an operator has requested them, and the worker record if it is due.
 
-        Commands that Redis refuses are ignored.
+        Ignore errors of commands that Redis refuses.
 
         Returns:
             The seconds until the next step.
@@ -754,16 +760,16 @@ class Heartbeat:
         return BEAT_SECONDS
 
     def workers(self) -> int:
-        """Return the last count of worker processes; 1 without a sharded queue."""
+        """Return how many worker processes were counted last. They are counted only if a queue is sharded; else 1."""
         return self._workers
 
     def leave(self) -> None:
-        """Remove the worker record."""
+        """Remove the worker record from Redis, at shutdown."""
         with suppress(ReliqError):
             self._client.run_all([*commands.remove_worker(self._id)])
 
     def _record(self) -> list[commands.Command[None]]:
-        """Return the commands that write the worker record and take a request for stacks from Redis."""
+        """Return the commands that write the worker record, and read and delete a request for call stacks."""
         runs = sorted(self._inflight.runs(), key=lambda run: run.started_at)
         now = time.time()
         epoch = now - time.monotonic()  # the Unix time at which the monotonic clock started
