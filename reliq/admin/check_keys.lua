@@ -1,4 +1,4 @@
--- check_keys: find stuck message keys and wrong entries of `held`, and repair them
+-- check_keys: find stuck message keys, and wrong or missing entries in the Redis key `held`, and repair them
 --
 -- KEYS  unack pending retries_left lease wake limits ring held asleep rates line
 -- ARGV  clock repair | key id
@@ -7,9 +7,11 @@
 -- Returns  the fault of each item, an empty text without a fault
 -- Nothing to do: empty texts.
 --
--- For an item with an id, check the entry of the message in `held`, which counts the message against the limit of its
--- key. For an item without an id, check the message key. `asleep` stores until when a key is paused or throttled: an
--- infinite time for a pause without an end; any other time more than ten years in the future is a fault.
+-- For an item with a message id, check the entry of the message in `held`. This entry counts the message against the
+-- concurrency limit of its message key. For an item without an id, check the message key.
+--
+-- The Redis key `asleep` stores the time until which a message key is paused or throttled. The time is infinite for a
+-- pause without an end. Any other time that is more than ten years in the future is a fault.
 
 local answers, keys, freed, taken, awake, out = {}, {}, {}, {}, {}, {}
 

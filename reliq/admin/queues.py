@@ -54,13 +54,13 @@ class Overview:
     Attributes:
         queues: the counts of each queue.
         workers: the records of the workers; None if unknown.
-        unreadable: why each queue without counts could not be read: no rights, a Redis key of another type, or a malformed
-            total.
+        unreadable: why each queue without counts could not be read: no rights, a Redis key of another type, or a
+            malformed total.
         servers: INFO of each Redis server, by the server's name; without the sections that this user may not read.
         at: when the counts were read, in seconds of `time.monotonic()`.
         left_out: number of registered queues that are not included, because there are too many.
-        unknown: why `workers` is None, for example because Redis does not answer or refuses writes; empty if `workers` is
-            not None.
+        unknown: why `workers` is None, for example because Redis does not answer or refuses writes; empty if `workers`
+            is not None.
     """
 
     queues: Sequence[QueueSnapshot]
@@ -204,8 +204,8 @@ class QueueActions(AdminBase):
             The number of deleted dead letters.
 
         Raises:
-            ConfigurationError: the queue has messages or a worker, was in use less than a minute ago, or has dead letters
-                and `letters` is not set.
+            ConfigurationError: the queue has messages or a worker, was in use less than a minute ago, or has dead
+                letters and `letters` is not set.
         """
         session = self._queue(queue)
         keys = session.keys

@@ -1,7 +1,7 @@
 """
-Sessions of operators with a Redis or with one queue.
+Sessions through which `Admin` sends requests to a Redis, or to the shards of one queue.
 
-While Redis does not answer, requests are retried for `PATIENCE_SECONDS`.
+While Redis does not answer, a session retries a request for `PATIENCE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ if TYPE_CHECKING:
     from reliq.redis.cluster import Transport
     from reliq.redis.url import Target
 
-#: Wait this many seconds for a reply, because some replies are large.
+#: An admin waits this many seconds for a reply of Redis, because some replies are large.
 REPLY_SECONDS = 5.0
-#: If a queue does not exist in the requested layout, it is searched for in these layouts, for the error message.
+#: If a queue does not exist in the requested layout, an admin searches for it in these layouts, for the error message.
 LAYOUTS = (Layout.RELIQ, Layout.hdt3213(), Layout.hdt3213(hash_tag=True))
 
 
 class UnknownQueueError(ConfigurationError):
-    """Redis has no queue of this name."""
+    """Redis has no queue of this name in this layout."""
 
 
 class QueueSession(Session):
     """
-    An operator's session with a queue, or with one shard of a queue.
+    A session that sends requests for all shards of a queue, or for one shard.
 
     Attributes:
         keys: the Redis keys of the selected shard; if all shards are selected, the Redis keys of shard 0.
         map: the shard map: the number of shards of the queue, and changes of the number.
-        counted: the keys of the selected shards, and of former shards, which still store totals.
+        counted: the Redis keys of the selected shards. If all shards are selected, also the keys of removed shards,
+            which still store totals.
         is_sharded: whether several shards are selected.
     """
 
@@ -60,14 +61,14 @@ class QueueSession(Session):
 
     @property
     def parts(self) -> list[QueueSession]:
-        """A session for each selected shard; for a queue without shards, only this session."""
+        """A session for each selected shard; if only one shard is selected, this session itself."""
         return [self._part(shard) for shard in range(self.map.served)] if self.is_sharded else [self]
 
     def homes(self, id: str) -> list[QueueSession]:
         """
-        Return the sessions of the shards that may have a message with this id.
+        Return a session for each shard that may have a message with this id.
 
-        There are two such shards while the number of shards changes.
+        While the number of shards changes, two shards may have it.
         """
         if not self.is_sharded:
             return [self]
@@ -79,11 +80,11 @@ class QueueSession(Session):
 
     def learn(self, shard: int | None = None, *, mends: bool = False) -> None:
         """
-        Read the shard map of the queue; select all shards, or only `shard`.
+        Read the shard map of the queue, then select all shards or only `shard`.
 
         Args:
             shard: number of the only shard to select; None for all shards.
-            mends: accept a corrupt shard map, to repair it.
+            mends: accept a corrupt shard map, because the caller will repair it.
 
         Raises:
             UnknownQueueError: Redis has no queue of this name, which may be mistyped.
@@ -97,7 +98,7 @@ class QueueSession(Session):
         used, *told = self.try_all(questions)
         found: Any = told[0] if told else UNSHARDED
         if isinstance(found, RedisRefusedError) and not isinstance(found, WrongKeyTypeError):
-            found = UNSHARDED  # if this user may not read the shard map, use only shard 0
+            found = UNSHARDED  # this user may not read the shard map, so use only shard 0
         found = ShardMap.or_fenced(found, told[1:])
         if mends and isinstance(found, UNREADABLE):
             found = CORRUPT
@@ -122,9 +123,9 @@ class QueueSession(Session):
 
     def _check_registered(self) -> None:
         """
-        Raise UnknownQueueError if a queue without Redis keys is not registered.
+        Raise UnknownQueueError if the queue is not in the queue registry.
 
-        If this user may read a queue of the same name in another layout, the error names this layout.
+        If a queue of the same name exists in another layout, and this user may read it, the error names that layout.
         """
         keys = self.keys
         if self.run(Command(("HEXISTS", QUEUES_KEY, keys.entry), bool)):
@@ -147,16 +148,18 @@ def ask_each(
     *along: Request[Any],
 ) -> tuple[list[list[Any]], list[Any]]:
     """
-    Send a request for each shard of each queue, and the requests `along`, in one round trip.
+    Send a request for each shard of each queue, and further requests, in one round trip.
 
-    A second round trip follows for shards that are missing in the cached shard maps `maps`.
+    If the cached shard maps do not contain all shards, a second round trip follows for the new shards.
 
     Args:
-        make: returns the request for the keys of a shard.
-        along: further requests, sent in the same round trip.
+        make: a function that returns the request for the Redis keys of a shard.
+        maps: the cached shard maps.
+        along: the further requests.
 
     Returns:
-        The answers of the shards of each queue, with an exception for a refused request; and the answers to `along`.
+        Two lists: for each queue the replies of its shards, with an exception for a refused request; and the replies to
+        the requests `along`.
     """
     found, refused, extra = maps.ask(session.try_all, queues, lambda shard: [make(shard)], along)
     answers = [[answer for _, (answer,) in shards] for shards in found.values()]
@@ -166,7 +169,7 @@ def ask_each(
 
 
 class AdminBase:
-    """The base class of all parts of `Admin`: opens sessions with one Redis and with its queues."""
+    """The base class of the classes that make up `Admin`. It opens sessions with one Redis, and with its queues."""
 
     def __init__(self, url: Target | None = None, *, layout: Layout = Layout.RELIQ, shard: int | None = None) -> None:
         self._target = url
@@ -178,7 +181,7 @@ class AdminBase:
 
     @property
     def place(self) -> str:
-        """The URL without its password, or the class of the redis-py client."""
+        """The URL of Redis without its password, or the class of the redis-py client that was passed as `url`."""
         return self._connection.name
 
     def redis_keys(self, queue: str) -> Keys:
@@ -186,19 +189,19 @@ class AdminBase:
         return Keys(queue, self._layout, self._shard or 0)
 
     def in_layout(self, layout: Layout) -> Self:
-        """Return an admin of the same Redis for queues in another layout."""
+        """Return an admin for the same Redis whose queues have the layout `layout`."""
         return type(self)(self._target, layout=layout, shard=self._shard)
 
     def in_shard(self, shard: int | None) -> Self:
-        """Return an admin of the same Redis for one shard of each queue; None for all shards."""
+        """Return an admin for the same Redis that uses only `shard` of each queue, or all shards if it is None."""
         return type(self)(self._target, layout=self._layout, shard=shard)
 
     def close(self) -> None:
-        """Close the connections; the next call opens new ones."""
+        """Close the connections to Redis; the next method call opens new connections."""
         self._connection.close()
 
     def _session(self) -> Session:
-        """Return a session with the whole Redis."""
+        """Return a session with the whole Redis, not only with one queue."""
         return Session(self._connection.wire(REPLY_SECONDS), self._connection.clock)
 
     def _queue(self, name: str, *, whole: bool = False, mends: bool = False) -> QueueSession:
@@ -207,7 +210,7 @@ class AdminBase:
 
         Args:
             whole: select all shards, even if this admin is for a single shard.
-            mends: accept a corrupt shard map, to repair it.
+            mends: accept a corrupt shard map, because the caller will repair it.
         """
         wire = self._connection.wire(REPLY_SECONDS)
         session = QueueSession(wire, Keys(name, self._layout), self._connection.clock)
@@ -215,12 +218,12 @@ class AdminBase:
         return session
 
     def _publisher(self, name: str) -> Queue[bytes]:
-        """Return a `Queue` that publishes encoded bodies."""
+        """Return a `Queue` whose bodies are bytes that need no encoding."""
         return Queue(name, bytes, url=self._target, layout=self._layout, max_body=LARGEST_BODY)
 
     def _named(self, names: Sequence[str]) -> list[Keys]:
         """
-        Return the keys of the named queues; without names, no keys.
+        Return the Redis keys of each queue in `names`.
 
         Raises:
             ConfigurationError: a named queue does not exist.

@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.session import Session
 
-#: Number of stream entries in one read.
+#: One command reads this many entries of a stream.
 PAGE = 1000
-#: If no record of an ended message names its dead letter, all dead letters are searched for this many seconds.
+#: If Redis stores no record of the end of a message, `show` searches all dead letters for this many seconds.
 SEARCH_SECONDS = 0.5
-#: This many entries at each end of a list are searched for an id. A search blocks Redis for about 5 ms.
+#: At each end of a list, this many entries are searched for an id. A search blocks Redis for about 5 ms.
 LOOK_THROUGH = 100_000
-#: Marks an id that a cancel has freed. A repeated cancel finds the mark; a publish ignores it.
+#: The marker that a cancel writes for an id that can be published again. A repeated cancel finds the marker; a publish
+#: ignores it.
 FREED = b"freed"
 
 
@@ -60,13 +61,14 @@ class MessageView(Entry):
         ttl_left: seconds until its body expires; None if there is no body, or it does not expire.
         holder: the handler that runs it; None if no handler runs it, or its process does not report handlers
             (`Queue.receive`).
-        taken_seconds: for how many seconds its id stays taken after its end; None if it is not taken.
+        taken_seconds: for how many more seconds its id stays taken after its end; None if it is not taken.
         failures: its last failures, newest first, at most ten.
         ends: its known ends, newest first; an id that is published again can have several ends.
         letters: its dead letters, newest first.
         searched_all: whether all dead letters were searched, so that `letters` is complete.
-        line: for a waiting message, the key queue of its message key or of its priority; else None.
-        ahead: number of messages before it in its key queue; None if it is in the middle of a very long queue.
+        line: for a waiting message, the key queue of its message key or of its priority; None for other messages.
+        ahead: for a waiting message, the number of messages before it in its key queue; None for other messages, or if
+            it is in the middle of a very long queue.
         cursor: the cursor of its last checkpoint; None without a checkpoint.
         progress: the fraction of its last `Job.progress`; None without a report. Its text is in `note`.
     """
@@ -89,7 +91,7 @@ class MessageView(Entry):
 
     @property
     def timeline(self) -> list[MessageEvent]:
-        """The events in the message's life, oldest first; an event without a time stays after the previous event."""
+        """The events in the message's life, oldest first. An event without a time stays after the event before it."""
         events = [MessageEvent(self.published, "published", self.id)]
         for note in reversed(self.failures):
             at, took = (None if ms is None else ms / 1000 for ms in (note.at_ms, note.took_ms))
@@ -175,7 +177,7 @@ def _view(queue: QueueSession, id: str) -> MessageView | None:
             more["ahead"] = ahead
         elif _count_ahead(queue, "retry", id) is not None:
             state = "retry"
-        # the message may have left this state meanwhile
+        # If the message has left its sorted set meanwhile, there is no entry: use an entry without details.
         entry = next(iter(message_entries(queue, state, [id])), Entry(id, state))
         more["body"] = b"" if value is None else body
         more["size"] = None if value is None else len(body)
@@ -215,10 +217,10 @@ def _letters_of(
     queue: QueueSession, id: str, ends: Sequence[MessageEvent], *, is_alive: bool
 ) -> tuple[list[DeadLetter], bool]:
     """
-    Return the dead letters of a message, and whether the result is complete.
+    Return the dead letters of a message, and whether all of its dead letters were found.
 
-    Read the dead letters that `ends` names. If the message is not alive and `ends` is empty, search all dead letters of
-    the queue for a limited time.
+    Read the dead letters that the events in `ends` name. If the message is not alive and `ends` is empty, search all
+    dead letters of the queue for a limited time.
     """
     if is_alive or ends:
         named = [end.letter for end in ends if end.letter]
@@ -234,7 +236,7 @@ def _letters_of(
 
 
 def _count_ahead(queue: QueueSession, spot: Spot, id: str) -> int | None:
-    """Return how many messages are before an id in a list; None if the id is not near an end of the list."""
+    """Return how many messages a list has before an id; None if the id was not found near an end of the list."""
     searches = [
         calls.index_of(queue.keys, spot, id, newest_first=newest_first, most=LOOK_THROUGH)
         for newest_first in (False, True)
@@ -245,9 +247,9 @@ def _count_ahead(queue: QueueSession, spot: Spot, id: str) -> int | None:
 
 def last_ends(session: Session, queues: Sequence[Keys], limit: int, maps: ShardMaps) -> list[tuple[Keys, MessageEvent]]:
     """
-    Return the messages of queues that ended last without an ack, newest first, in one round trip.
+    Read the messages of queues that ended last without an ack, newest first, in one round trip.
 
-    Queues that Redis refuses to read are omitted.
+    If Redis refuses to read a queue, its messages are omitted.
     """
     answers, _ = ask_each(session, queues, lambda keys: calls.newest_entries(keys, "ends", "+", limit), maps)
     newest = list[tuple[Keys, MessageEvent]]()

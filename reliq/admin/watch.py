@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from reliq.metrics.snapshot import ShardMaps
     from reliq.redis.session import Session
 
-#: For each queue, a sample reads this many ended messages, and the last errors of this many living messages.
+#: For each shard of a queue, a sample reads this many ended messages, and the errors of this many living messages.
 SAMPLE = 40
 
 
@@ -34,10 +34,10 @@ class Failure:
     Attributes:
         queue: name of the queue.
         reason: reason of the last failure, such as `failed` or `lost`.
-        error: text of the error.
+        error: text of the last error.
         raised: class and source line of the exception; empty if the handler raised no exception.
         count: number of messages in the sample that have this error.
-        sampled: number of all messages in the sample.
+        sampled: number of messages of the queue in the sample.
     """
 
     queue: str
@@ -56,8 +56,8 @@ class QueueSample:
     Attributes:
         overview: the queues and the workers.
         ends: the messages that ended last without an ack, each with the name of its queue, newest first.
-        errors: last errors of living messages, from a sample of each queue, the most frequent first.
-        crons: periodic jobs, the next to run first.
+        errors: the last errors of living messages, from a sample of each queue, the most frequent error first.
+        crons: the periodic jobs of the queues, the next job to run first.
     """
 
     overview: Overview
@@ -71,7 +71,7 @@ class HistoryReads(AdminBase):
 
     def history(self, queue: str, *, minutes: int = 60) -> list[MinuteStats]:
         """
-        Return the figures of the last minutes of a queue, oldest first; workers store them each minute.
+        Return the figures of a queue for the last minutes, oldest first, from totals that workers store each minute.
 
         Args:
             queue: name of the queue.
@@ -88,7 +88,7 @@ class HistoryReads(AdminBase):
         return {keys.name: history for keys, history in histories.items()}
 
     def watch(self, names: Sequence[str] = ()) -> Watcher:
-        """Return a watcher of the named queues, or of all registered queues."""
+        """Return a `Watcher`, which takes samples of the named queues, or of all registered queues."""
         return Watcher(self._session(), self._named(names), self._maps())
 
 

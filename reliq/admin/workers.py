@@ -1,4 +1,4 @@
-"""Worker processes and their running handlers, from the records that the processes write."""
+"""Worker processes and their running handlers, as read from the records that worker processes write to Redis."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from reliq.message import Duration
     from reliq.redis.session import Session
 
-#: Seconds between two checks whether the requested stacks have arrived.
+#: Seconds to sleep between two checks whether workers have reported the requested stacks.
 STACK_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     """
-    A running handler, from a worker record that is at most 5 s old.
+    A running handler, as read from a worker record that is at most 5 s old.
 
     Attributes:
         attempt: number of the delivery, 1 for the first; None for a body without an envelope.
@@ -55,8 +55,9 @@ class WorkerView:
     Attributes:
         record: its latest record; None if the record is over 15 s old, because the process is dead or its interpreter
             is blocked.
-        asked: for how many seconds a request for its stacks has been waiting; None without a request.
-        report: its last reported stacks, kept for ten minutes; None if the worker has not answered the last request.
+        asked: for how many seconds a request for its stacks has been waiting; None if no request is waiting.
+        report: the stacks that it reported last, kept for ten minutes; None if it has not reported since the last
+            request.
     """
 
     id: str
@@ -70,10 +71,10 @@ class WorkerReads(AdminBase):
 
     def workers(self) -> list[Worker]:
         """
-        Return the record of every living worker process; records are at most 5 s old.
+        Return the record of every living worker process; each record is at most 5 s old.
 
         Raises:
-            RedisUnavailableError: Redis does not answer, or has no records because it refuses writes.
+            RedisUnavailableError: Redis does not answer, or it has no records because it refuses writes of workers.
         """
         session = self._session()
         workers = workers_alive(session)
@@ -92,7 +93,7 @@ class WorkerReads(AdminBase):
         return WorkerView(id, record, None if waits_ms is None else waits_ms / 1000, report)
 
     def running(self, queue: str, *, longer_than: Duration = 0.0) -> list[Running]:
-        """Return the handlers of a queue that have run for `longer_than` seconds, the longest first."""
+        """Return the handlers of a queue that have run for at least `longer_than` seconds, the longest first."""
         least = seconds("longer_than", longer_than)
         session = self._queue(queue)
         rows = running_in(workers_alive(session), queue, least)
@@ -104,13 +105,13 @@ class WorkerActions(WorkerReads):
 
     def ask_stacks(self, worker: str) -> None:
         """
-        Request the stacks of a worker's handlers. After up to 5 s, the method `worker` returns them.
+        Request the stacks of a worker's handlers. After up to 5 s, the method `worker` returns the stacks.
 
-        The stacks contain files, lines and functions, but no values. A process with a blocked interpreter does not
-        answer.
+        The stacks contain files, lines and functions, but no values. A process whose interpreter is blocked does not
+        report its stacks.
 
         Raises:
-            ConfigurationError: there is no such worker, or its record is older than 15 s.
+            ConfigurationError: there is no worker with this id, or its record is older than 15 s.
         """
         if self.worker(worker).record is None:
             raise ConfigurationError(
@@ -120,7 +121,7 @@ class WorkerActions(WorkerReads):
 
     def stacks(self, workers: Collection[str], *, for_seconds: Duration = 10.0) -> dict[str, StackReport]:
         """
-        Request the stacks of worker processes, and wait; return the reports that arrived in time.
+        Request the stacks of worker processes, and wait for them; return the reports that arrive in time, by worker id.
 
         Args:
             workers: ids of the worker processes.
@@ -142,19 +143,19 @@ class WorkerActions(WorkerReads):
 
 def info_of(session: Session) -> dict[str, dict[str, str]]:
     """
-    Return INFO of each Redis server by its name.
+    Return the values of INFO for each Redis server, by the server's name.
 
-    Sections that this user may not read are missing.
+    The sections of INFO that this user may not read are missing.
     """
     return {name: facts_in(sections) for name, sections in session.client.run_everywhere(SERVER_FACTS).items()}
 
 
 def refusal_of_writes(servers: Mapping[str, Mapping[str, str]]) -> str:
     """
-    Return why Redis may have refused the records of workers; empty if Redis accepts writes.
+    Return why a Redis server refuses writes, such as the records of workers; empty if all servers accept writes.
 
     Args:
-        servers: INFO of each Redis server.
+        servers: the values of INFO for each Redis server.
     """
     for facts in servers.values():
         used, limit, apart = (
@@ -171,18 +172,18 @@ def workers_alive(session: Session) -> list[Worker]:
     """Return the record of every living worker process, sorted by host and pid."""
     ids = session.run(calls.worker_ids())
     answers = session.try_all(calls.worker_records(ids))
-    # Skip malformed records and unavailable servers, and return the other records.
+    # Skip malformed records, and records on servers that do not answer.
     workers = [answer for answer in answers if isinstance(answer, Worker)]
     return sorted(workers, key=lambda worker: (worker.host, worker.pid))
 
 
 def running_in(workers: list[Worker], queue: str | None = None, longer_than: float = 0.0) -> list[Running]:
-    """Return the running handlers of a queue, or of all queues, the longest running first."""
+    """Return the handlers of a queue, or of all queues, that have run for `longer_than` seconds, the longest first."""
     now = time.time()
     rows = list[Running]()
     for worker in workers:
         for job in worker.running:
-            # Use the later time, because the worker's clock may be ahead of the clock of this process.
+            # The worker's clock may be ahead of the clock of this process, so use the later of the two times.
             for_seconds = max(now, worker.seen) - job.started
             if queue in (None, job.queue) and for_seconds >= longer_than:
                 place = (worker.id, worker.host, worker.pid, worker.seen)
