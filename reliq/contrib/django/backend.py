@@ -1,4 +1,4 @@
-"""The backend of Django's tasks framework, `django.tasks`, and of its backport, the package `django-tasks`."""
+"""A backend for Django's tasks framework `django.tasks`, and for its backport, the package `django-tasks`."""
 
 from __future__ import annotations
 
@@ -57,28 +57,29 @@ if TYPE_CHECKING:
     from reliq.message import Header
 
 TIMES = ("enqueued_at", "started_at", "last_attempted_at", "finished_at")
-#: The keys of OPTIONS.
+#: The keys that OPTIONS of the setting TASKS may have.
 OPTIONS = ("url", "prefix", "queue", "handler", "outbox")
-#: The history of a task keeps at most ERRORS_LIMIT errors and WORKERS_LIMIT workers, the newest.
+#: The history of a task contains its last ERRORS_LIMIT errors and its last WORKERS_LIMIT workers.
 ERRORS_LIMIT = 2
 WORKERS_LIMIT = 10
-#: The history keeps the end of each traceback. These are the lengths to try until the history fits into a checkpoint.
+#: The history contains the last characters of each traceback: the first of these numbers with which it fits into a
+#: checkpoint.
 TRACEBACK_LENGTHS = (1200, 400, 100)
-#: Exceptions that end an attempt, but are not stored as errors of the task.
+#: Exceptions that end an attempt, but are not stored as errors of the task, because its function did not fail.
 NO_ERRORS = (Outcome, JobInterrupted, CancelledError)
 
 
 class ReliqBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no type hints
     """
-    Run tasks of Django as messages of reliq's queues.
+    A task backend of Django that publishes tasks as messages of reliq's queues.
 
     OPTIONS in the setting TASKS, all optional:
-        url: the URL of Redis. Default: RELIQ_URL.
+        url: the URL of Redis. Default: the environment variable RELIQ_URL.
         prefix: the start of the queues' names in Redis. Default: "django-".
         queue: the options of `Queue`, such as {"retries": 3}.
         handler: the options of `Consumer.handler`, such as {"timeout": 60}; `keep` is a day by default.
         outbox: the alias of the database that has the outbox table. In a transaction of this database, `enqueue`
-            writes to the outbox. With None, it always publishes immediately. Default: "default".
+            writes to the outbox. With None, `enqueue` always publishes immediately. Default: "default".
     """
 
     supports_defer = True
@@ -104,7 +105,7 @@ class ReliqBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no type
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
         """
-        Publish a task. In a transaction of the outbox's database, write the task to the outbox instead.
+        Publish a message that runs the task. In a transaction of the outbox's database, write it to the outbox instead.
 
         Raises:
             InvalidTask: the backend cannot run the task, for example because its module is not in INSTALLED_APPS.
@@ -131,15 +132,15 @@ class ReliqBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no type
 
     def get_result(self, result_id: str) -> TaskResult:
         """
-        Return the current result object of a task.
+        Return a `TaskResult` with the current status of a task.
 
         Raises:
-            TaskResultDoesNotExist: Redis has no task with this id. Possible reasons: its transaction is open, the relay
-                has not published it yet, it was cancelled, or its result is too old or larger than 64 KiB.
-            SuspiciousOperation: the message names no task in a module of INSTALLED_APPS.
+            TaskResultDoesNotExist: Redis has no task with this id. Possible reasons: its transaction is open, the
+                outbox relay has not published it yet, it was cancelled, or its result is too old or larger than 64 KiB.
+            SuspiciousOperation: the message does not name a task in a module of INSTALLED_APPS.
         """
         name, _, id = str(result_id).rpartition(":")
-        for _ in range(2):  # if the message ends between `status` and `show`, read it again
+        for _ in range(2):  # if the message ends between `status` and `show`, read its status again
             with suppress(KeyError, ValueError):
                 queue = self._queues[name]
                 status = queue.status(id)
@@ -175,7 +176,8 @@ class ReliqBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no type
             tables: list[str] = []
             with suppress(DatabaseError):  # the database is unavailable
                 tables = connections[self._outbox].introspection.table_names()
-            if not tables or Tables.of(OUTBOX_PREFIX).outbox in tables:  # no table: `migrate` has not run yet
+            # A database without any table needs no warning: `migrate` has not run yet.
+            if not tables or Tables.of(OUTBOX_PREFIX).outbox in tables:
                 return []
             hint = "run `manage.py migrate`"
         text = f"the tables of reliq's outbox are missing, so enqueue() of TASKS[{self.alias!r}] is in no transaction"
@@ -184,21 +186,21 @@ class ReliqBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no type
 
     def result(self, task: Task, id: str, status: str, record: Mapping[str, Any], attempts: int = 0) -> TaskResult:
         """
-        Return the result object of a task.
+        Create the `TaskResult` of a task.
 
         Args:
             task: the task, with the name of its queue.
             id: the message id.
             status: the name of a `TaskResultStatus`.
-            record: a dict with `body`, the arguments of the task. Optional: `value`, the return value, and `history`:
-                times in Unix seconds, the last workers, and class and traceback of the last errors.
+            record: a dict with the key `body` (the arguments of the task). Optional keys are `value` (the return value)
+                and `history` (times in Unix seconds, the last workers, and class and traceback of the last errors).
             attempts: the number of attempts that have begun.
         """
         history = record.get("history", {})
         times = {"enqueued_at": (made_at(id) or 0) / 1000, **history}
         if status in ("READY", "RUNNING"):
             times.pop("finished_at", None)  # a redriven message still has the time of its earlier run
-        workers = [""] * attempts + history.get("workers", [])  # "" for a killed attempt, which stored no name
+        workers = [""] * attempts + history.get("workers", [])  # "" for a killed attempt, which stored no worker name
         result = TaskResult(
             task=task,
             id=f"{task.queue_name}:{id}",
@@ -235,7 +237,11 @@ def find_task(path: str) -> Task:
 
 
 class AnyTask(Handler):
-    """The handler of a queue. It imports the task that a message names, and leaves unknown tasks to other workers."""
+    """
+    The handler of a queue of `ReliqBackend`.
+
+    It imports the task that a message names. If the task is unknown, it leaves the message to other workers.
+    """
 
     def __init__(self, backend: ReliqBackend, name: str, queue: Queue[Any]) -> None:
         super().__init__(queue, leave_to_others, backend.settings)
@@ -248,7 +254,7 @@ class AnyTask(Handler):
 
     @property
     def name(self) -> str:
-        """The name of the backend, for tables and logs."""
+        """The name of the backend, for tables and log lines."""
         return f"tasks of Django's backend {self._backend.alias}"
 
     @property
@@ -257,7 +263,7 @@ class AnyTask(Handler):
         return [self, self._async]
 
     def of(self, header: Header) -> Handler:
-        """Return the handler of the task that a message names; if the task is unknown, return self."""
+        """Return the handler of the task that a message names; this handler if the task is unknown."""
         path = header.headers.get(TASK_HEADER, "")
         found = self._found.get(path)
         if found is None:
@@ -291,7 +297,8 @@ class Attempt:
         workers = [*known.get("workers", ()), f"{socket.gethostname()}:{os.getpid()}"][-WORKERS_LIMIT:]
         self.history = {"started_at": now, **known, "last_attempted_at": now, "workers": workers}
         self.record = {"path": self.task.module_path, "body": self.body, "history": self.history}
-        # Store no checkpoint for a message that may have killed a process: it would prove too early that it kills none.
+        # A checkpoint resets `deaths`, the number of attempts that may have killed their process. At the start of an
+        # attempt this would be too early.
         if not self.claimed.deaths:
             self.job.checkpoint(self.history)
         self.result = self._result("RUNNING")
@@ -303,7 +310,12 @@ class Attempt:
         return self.task.func(*context, *self.body["args"], **self.body["kwargs"])
 
     def succeed(self, value: Any) -> dict[str, Any]:
-        """Report success; return the record for `get_result`. Raise Reject if JSON cannot encode the return value."""
+        """
+        Send the signal `task_finished` for a successful task; return the record that `get_result` reads.
+
+        Raises:
+            Reject: JSON cannot encode the return value.
+        """
         try:
             self.record["value"] = normalize_json(value)
         except (TypeError, ValueError) as error:
@@ -315,7 +327,11 @@ class Attempt:
         return self.record
 
     def fail(self, error: BaseException, *, retries: bool = True) -> None:
-        """Save an error of the task. `retries=False` means that the message becomes a dead letter after this error."""
+        """
+        Store an error of the task; send the signal `task_finished` if the message becomes a dead letter.
+
+        With `retries=False`, the message becomes a dead letter in any case.
+        """
         final = not retries or is_final(self.claimed, raised(error, self.job.attempt, self.backend.settings))
         path = f"{type(error).__module__}.{type(error).__qualname__}"
         trace = "".join(format_exception(error)).encode("utf-8", "backslashreplace").decode()

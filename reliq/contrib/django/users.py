@@ -1,4 +1,4 @@
-"""Use Django's login for the web pages of reliq in an ASGI application that also serves Django."""
+"""Use Django's login for reliq's web pages, if one ASGI application serves both Django and these pages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class _Copy(dict[str, Any]):
-    """A copy of the session data that is never saved, so that reliq's pages never change the session."""
+    """A copy of the session data that is never saved, so that reliq's web pages never change the session."""
 
     def flush(self) -> None:
-        """Drop the data; Django calls this if the password has changed since the login."""
+        """Clear the copy. Django calls this method if the user's password has changed since the login."""
         self.clear()
 
     def cycle_key(self) -> None:
-        """Do nothing. Django would change the session key here; the next Django view does so instead."""
+        """Do nothing. Django calls this method to change the session key; the next Django view can change it."""
 
 
 async def user_of(request: Request) -> Any:
     """
-    Return the Django user of a request, like `request.user` in a view.
+    Return the Django user of a request, the same user as `request.user` in a view.
 
     Call this function in the `access` function that you pass to `reliq.web.app`. Each call reads the session and the
     user from the database, in the thread of synchronous Django views.

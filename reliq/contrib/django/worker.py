@@ -1,4 +1,8 @@
-"""The consumers of the backends in the setting TASKS, for `reliq worker reliq.contrib.django.worker:ALIAS`."""
+"""
+One consumer for each `ReliqBackend` in the setting TASKS, named by the backend's alias.
+
+Start a worker with `reliq worker reliq.contrib.django.worker:ALIAS`.
+"""
 
 import django
 from django.apps import apps
