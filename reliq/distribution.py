@@ -1,7 +1,7 @@
 """
-The installed package: its name, version and extras, conflicts with another package named reliq, and lazy imports.
+The installed package: its name, version, extras and lazy imports, and conflicts with another package named reliq.
 
-Every import of reliq runs this module, so it imports only small modules.
+Every import of reliq runs this module, so this module itself imports only small modules.
 """
 
 import os
@@ -11,17 +11,18 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-#: The distribution's name for pip; the package is imported as `reliq`.
+#: The name of the package for pip. Programs import it as `reliq`.
 NAME = "reliq-queue"
 VERSION = "0.2.0"
 
 #: The folder that contains the package.
-_FOLDER = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  pathlib costs an import more than the rest of this
-#: Whether `_FOLDER` may be a checkout of the source that is not installed. Computed at import, because `sys.path` may
-#: change later.
+_FOLDER = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  importing pathlib would cost more than this module
+#: Whether `_FOLDER` is probably a checkout of the source code that is not installed with pip. This is computed at the
+#: import, because `sys.path` may change later.
 _IS_CHECKOUT = sys.path[:1] == [_FOLDER]
 
-#: If two distributions contain the same file, removing one of them with pip deletes this file and breaks the other.
+#: How to remove the conflict. If two installed packages contain the same file, removing one of them with pip deletes the
+#: file and breaks the other package.
 _REMEDY = f"run `pip uninstall reliq {NAME}`, then install {NAME} again; programs that need the other reliq go into a venv of their own"
 
 
@@ -32,7 +33,8 @@ def lazy_names(
     Return `__getattr__`, `__dir__` and `__all__` for a package that imports its public names at their first use.
 
     Args:
-        homes: for each module, its public names, separated by spaces.
+        package: the name of the package.
+        homes: a dict from each module to its public names, separated by spaces.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     namespace = vars(sys.modules[package])
@@ -47,23 +49,23 @@ def lazy_names(
 
 
 def missing(who: str, what: str, extra: str) -> str:
-    """Return an error text: `who` needs the package `what`, and the command that installs the package."""
+    """Return an error text which says that `who` needs the package `what`, and how to install the package."""
     return f"{who} needs {what}: {install(extra)} brings it"
 
 
 def install(*extras: str) -> str:
     """
-    Return the command that installs the packages of `extras`.
+    Return the pip command that installs the packages of some extras of reliq.
 
-    The command does not name reliq itself: the package index may not have reliq, and pip would replace a checkout by
-    the version in the index.
+    The command does not contain the name of reliq itself. The package index may not have reliq, and pip would replace a
+    checkout of the source code by the version in the index.
     """
-    import shlex  # noqa: PLC0415  publishers never call this
+    import shlex  # noqa: PLC0415  needed only for error texts
     from importlib import metadata  # noqa: PLC0415
 
     try:
         requirements = metadata.requires(NAME) or []
-    except metadata.PackageNotFoundError:  # reliq runs from a checkout and is not installed
+    except metadata.PackageNotFoundError:  # reliq runs from a checkout of its source code and is not installed
         return f"in its checkout, pip install '.[{','.join(extras)}]'"
     matches = [re.fullmatch(r"""([^;]+?)\s*;\s*extra == ['"]([\w-]+)['"]""", line) for line in requirements]
     packages = dict.fromkeys(match[1] for match in matches if match and match[2] in extras)
@@ -85,20 +87,23 @@ def source() -> str:
 
 
 def command_of(module: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the environment for a new process that runs a module of this package."""
+    """Return the command and the environment variables for a new process that runs a module of this package."""
     environment = dict(os.environ)
     if _IS_CHECKOUT:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), _FOLDER]))
-    # With -P, files in the current folder cannot hide modules of Python or of this package.
+    # With -P, Python does not import files in the current folder instead of modules of Python or of this package.
     return [sys.executable, "-P", "-m", module], environment
 
 
 def collision(folder: str) -> str:
     """
-    Describe the conflict with another distribution `reliq` beside `folder`; return an empty text if there is none.
+    Describe the conflict with the other pip package named `reliq`, or return an empty text if it is not installed.
 
-    Both distributions contain a package `reliq`. So installing or removing one distribution overwrites or
-    deletes files of the other.
+    Both pip packages contain an import package `reliq`. So installing or removing one of them overwrites or deletes
+    files of the other.
+
+    Args:
+        folder: the folder of this package. The other package would be in the same folder.
     """
     parent = os.path.dirname(folder)  # noqa: PTH120  pathlib costs an import more than the rest of this
     try:
@@ -114,7 +119,7 @@ def collision(folder: str) -> str:
 
 
 def replacement() -> str:
-    """Return a text if another distribution has overwritten or removed the package `reliq`, otherwise an empty text."""
+    """Describe how another pip package has overwritten or removed the package `reliq`; empty if it has not."""
     package = sys.modules["reliq"]
     if "Queue" in getattr(package, "__all__", ()):
         return ""

@@ -5,24 +5,24 @@ All exceptions of reliq.
     ├── ConfigurationError (ValueError)   a setting, a name or an argument is not valid
     ├── BodyError (ValueError)            a body cannot be published
     ├── UndecodableError (ValueError)     a body does not match the handler's type
-    ├── PublishFailed                     a publish failed; `outcome` shows whether the message may have been written
-    ├── RedisUnavailableError             Redis cannot be reached or cannot answer now
-    ├── RedisRefusedError                 Redis replied with an error: permissions, memory, a key's type
-    │   ├── LoginError                    wrong user or password, or no such database
-    │   └── WrongKeyTypeError             another program wrote to a key of the queue
-    ├── ProtocolError                     Redis sent a reply that reliq's scripts never send
+    ├── PublishFailed                     a publish failed; `outcome` shows whether Redis may have stored the message
+    ├── RedisUnavailableError             Redis cannot be reached, or cannot serve commands now
+    ├── RedisRefusedError                 Redis replied with an error, for example about permissions or memory
+    │   ├── LoginError                    the user or password is wrong, or the database does not exist
+    │   └── WrongKeyTypeError             another program wrote to a Redis key of the queue
+    ├── ProtocolError                     Redis sent a reply that reliq's scripts never return
     └── JobInterrupted                    raised by `Job.raise_if_stopped()`: the handler should end
 
-and its warning:
+The only warning of reliq:
 
-    InsecureWarning (UserWarning)         data sent to Redis can be read by others
+    InsecureWarning (UserWarning)         other people can read the data that is sent to Redis
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
-#: Exit code for wrong configuration, after which a restart would fail too (sysexits.h: EX_CONFIG).
+#: Exit code for a wrong configuration (EX_CONFIG in sysexits.h). After this exit code, a restart would fail too.
 EXIT_CONFIG = 78
 
 
@@ -31,11 +31,11 @@ class ReliqError(Exception):
 
 
 class ConfigurationError(ReliqError, ValueError):
-    """A setting, a name or an argument is not valid; the message describes the expected value."""
+    """A setting, a name or an argument is not valid. The text of the exception describes the expected value."""
 
 
 class BodyError(ReliqError, ValueError):
-    """A body cannot be published: wrong type, not encodable, or too large."""
+    """A body cannot be published, because it has the wrong type, cannot be encoded, or is too large."""
 
 
 class UndecodableError(ReliqError, ValueError):
@@ -43,8 +43,8 @@ class UndecodableError(ReliqError, ValueError):
     A body does not match the handler's type, or is larger than `max_body`.
 
     Attributes:
-        why: the reason with the path of the field, never its value.
-        queue, id: queue name and id of the message; empty if only the body is known.
+        why: the reason, with the path of the invalid field, but never with its value.
+        queue, id: the queue name and the id of the message; empty if a body was decoded outside a queue.
     """
 
     def __init__(self, why: str, queue: str = "", id: str = "") -> None:
@@ -61,16 +61,16 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
     """
     A publish failed.
 
-    Publish again with the same `id` to avoid a second message. If you do this within five minutes, with the same
-    `Queue` object and options, the message is written at most once, unless it is cancelled in between. After five
-    minutes, or in another process, the repeated publish is refused while the first message exists. With a chosen id,
-    the repeated publish is also refused for `dedup` after the end of the first message.
+    Publish the message again with the same `id`, so that it is not stored twice. If you do this within five minutes,
+    with the same `Queue` object and options, Redis stores the message at most once, unless it is cancelled in between.
+    After five minutes, or in another process, the repeated publish is refused while the first message exists. With a
+    chosen id, the repeated publish is also refused for the time `dedup` after the first message has ended.
 
     Attributes:
-        ids: the ids of the messages in the failed call.
-        outcome: `refused`: nothing was written; `unknown`: the messages may have been written.
+        ids: the ids of the messages that could not be published.
+        outcome: `refused`: Redis has stored none of these messages. `unknown`: Redis may have stored them.
         why: the reason, as text.
-        confirmed: how many messages of the same `publish_many` were confirmed before.
+        confirmed: how many messages of the same `publish_many` were published before.
 
     Example:
         except PublishFailed as failed:
@@ -98,7 +98,7 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
         self.confirmed = confirmed
         self.orders: Sequence[Any] = ()
         self._again = again
-        self._advised = advised  # whether the text of this exception advises to publish again
+        self._advised = advised  # whether the text of this exception tells the user to publish again
         done, advice = {
             "refused": ("nothing was written", "you can publish again"),
             "unknown": ("it may have been written", "publish the same again with the same id to be sure"),
@@ -110,16 +110,16 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
 
     @property
     def id(self) -> str:
-        """The message id; for several messages, the first id."""
+        """The id of the message; if there are several messages, the id of the first message."""
         return self.ids[0]
 
     @property
     def rest(self) -> tuple[Any, ...]:
         """
-        The messages that were read but not confirmed, as `OutgoingMessage` with their ids.
+        The messages that are not confirmed, as `OutgoingMessage` objects with their ids.
 
-        These are the messages of the failed call and, for `publish_many`, further messages that it had already read.
-        Empty after the exception was pickled, for example to send it to another process.
+        These are the messages that could not be published, and the messages that `publish_many` had already read from
+        its `items`. The tuple is empty after the exception was pickled, for example to send it to another process.
         """
         return self._again(self.orders)
 
@@ -130,11 +130,11 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
 
 class RedisUnavailableError(ReliqError):
     """
-    Redis cannot be reached, or cannot answer at the moment.
+    Redis cannot be reached, or cannot serve commands at the moment.
 
     Attributes:
-        maybe_ran: whether the command may have run, because it was sent but no reply came.
-        refusal: the error code of Redis, for example READONLY; empty without a reply.
+        maybe_ran: whether Redis may have run the command, because it was sent but no reply arrived.
+        refusal: the error code in the reply of Redis, for example READONLY; empty if no reply arrived.
     """
 
     def __init__(self, message: str, *, maybe_ran: bool = False, refusal: str = "") -> None:
@@ -148,18 +148,18 @@ class RedisRefusedError(ReliqError):
     Redis replied with an error that a retry does not fix.
 
     Attributes:
-        maybe_ran: whether an earlier try of the same call may have run.
+        maybe_ran: whether Redis may have run the command or script call in an earlier try.
     """
 
     maybe_ran = False
 
 
 class LoginError(RedisRefusedError):
-    """Redis refused the login: wrong user or password, or the database does not exist."""
+    """Redis refused the login, because the user or password is wrong, or the database does not exist."""
 
 
 class WrongKeyTypeError(RedisRefusedError):
-    """A key of the queue has the wrong type, because another program wrote to it."""
+    """A Redis key of the queue has the wrong type, because another program wrote to it."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the Redis key {key!r} has the wrong type for this queue; another program wrote it")
@@ -170,14 +170,18 @@ class WrongKeyTypeError(RedisRefusedError):
 
 
 class ProtocolError(ReliqError):
-    """Redis sent a reply that reliq's scripts never send; the script may have run."""
+    """Redis sent a reply that reliq's scripts never return. The script may have run nevertheless."""
 
     maybe_ran = True
 
 
 class JobInterrupted(ReliqError):  # noqa: N818  a handler may let it pass
-    """Raised by `Job.raise_if_stopped()`: the worker is stopping, the message was cancelled, or its lease was lost."""
+    """Raised by `Job.raise_if_stopped()`, because the worker stops, the message was cancelled or its lease was lost."""
 
 
 class InsecureWarning(UserWarning):
-    """Data sent to Redis can be read by others: a password is sent unencrypted, or no certificate is checked."""
+    """
+    Other people can read the data that is sent to Redis.
+
+    A password is sent without encryption, or the certificate of the server is not checked.
+    """

@@ -1,4 +1,4 @@
-"""Limits that several queues share, such as the rate limit of a provider."""
+"""Rate limits that several queues share, for example because their handlers call the same external service."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Limit:
     """
-    A rate limit that several queues share: it counts the starts of all their messages together, over all workers.
+    A rate limit that several queues share: it limits how many of their messages start, over all workers.
 
-    Give it to each queue, as `Queue(limits=[...])`. All queues of a limit must be in the same Redis.
+    Pass it to each of these queues as `Queue(limits=[...])`. All these queues must use the same Redis.
 
     Args:
         name: the limit's name, 1 to 128 characters of A-Z a-z 0-9 _ . -.
-        rate: how many messages may start per time: "100/s", "5/m" or "1000/h", at most 10,000 per second; or their
-            total cost per time: "100000/m by cost", at most 10,000,000 per second; or a list with a rate of each kind.
-        burst: how many messages may start at the same time after a pause, 1 to 1,000,000; for a rate by cost, their
-            total cost, at most 1,000,000,000. With a list of rates, a list of bursts. Default: None, which means the
-            number that `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the number in it.
+        rate: how many messages may start per second, minute or hour, for example "100/s", "5/m" or "1000/h", at most
+            10,000 per second. A rate by cost limits the sum of their costs instead, for example "100000/m by cost", at
+            most 10,000,000 per second. A list may contain one rate of each kind.
+        burst: how many messages may start at the same time after a quiet time, 1 to 1,000,000; for a rate by cost, the
+            sum of their costs, at most 1,000,000,000. For a list of rates, a list of bursts. Default: None, which means
+            the number that `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the number in `rate`.
 
     Attributes:
-        starts: the burst of starts; 0 without a rate of starts.
-        costs: the burst by cost; 0 without a rate by cost.
-        declared: the limit's three fields in Redis: the rates as text, the bursts as text, and both as numbers.
+        starts: the burst of the rate that counts messages; 0 without such a rate.
+        costs: the burst of the rate by cost; 0 without such a rate.
+        declared: the three fields of the limit in Redis: the rates as text, the bursts as text, and both as numbers.
 
     Raises:
         ConfigurationError: an argument is not valid.
@@ -69,7 +70,7 @@ class Limit:
 
 
 def check_limits(limits: Sequence[Limit], keys: Keys) -> tuple[Limit, ...]:
-    """Return a queue's shared limits; raise ConfigurationError if they are not valid for this queue."""
+    """Check the shared limits of a queue and return them; raise ConfigurationError if they are not valid."""
     if not isinstance(limits, Sequence) or not all(isinstance(limit, Limit) for limit in limits):
         raise ConfigurationError(f"limits must be a list such as [Limit('openai', rate='500/m')], not {limits!r:.80}")
     if len({limit.name for limit in limits}) < len(limits):

@@ -1,8 +1,11 @@
 """
-The text formats in Redis: exceptions, failure notes, message envelopes, retry counts and state words.
+The text formats of data in Redis: failures, message headers, retry counts, and the states of messages.
 
-Exceptions are stored as class, file and line, including their causes. The text of an exception may contain parts of a
-body, so it is stored in a separate field and logged only on request.
+Of an exception and its causes, reliq stores class, file and line. The text of an exception may contain parts of a body,
+so it is stored in a separate field, and logged only if a setting allows this.
+
+An envelope is a header line followed by the encoded body. The state word of a message is the text in the hash `lease`
+that shows its state.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: A stored error has at most this many exceptions in its chain of causes, and in each exception group.
+#: Of an exception, at most this many exceptions in its chain of causes are stored, and as many of an exception group.
 CHAIN_LIMIT = 5
-#: A stored traceback has at most this many frames: the innermost frames.
+#: A traceback has at most this many frames. The outermost frames are left out.
 FRAMES_LIMIT = 50
-#: The longest list of `file:line` places that is stored beside an error text, in characters.
+#: The maximum length of the list of source lines that is stored with an error, in characters.
 PLACES_LIMIT = 280
 
 _LINKS = {
@@ -40,17 +43,18 @@ _LINKS = {
 
 
 def described(error: BaseException) -> str:
-    """Return the class of `error` and up to 200 characters of its text, on one line."""
+    """Return the class of an exception and the first 200 characters of its text, on one line."""
     text = " ".join(clean_text(error, 1000).split())[:200]
     return f"{class_name(error)}: {text}" if text else class_name(error)
 
 
 def placed(error: BaseException) -> str:
     """
-    Return the class of `error` and its source lines, in the handler and at the `raise`; then the same for its causes.
+    Return the class and the source lines of an exception and of its causes.
 
-    Example: `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`. The texts of the exceptions are
-    left out, because they may contain parts of a body.
+    In the example `ValueError at jobs.py:31 > gateway.py:77, from KeyError at cache.py:12`, the first line is in the
+    handler, the second line raised the exception, and KeyError is the cause. The texts of the exceptions are left out,
+    because they may contain parts of a body.
     """
     places: list[str] = []
     for number, (one, _) in enumerate(_chain(error)):
@@ -70,9 +74,10 @@ def placed(error: BaseException) -> str:
 
 def traceback_of(error: BaseException, *, with_text: bool) -> str:
     """
-    Return the traceback of `error` and its causes, from the handler on.
+    Return the traceback of an exception and its causes, without the frames before the handler.
 
-    `with_text` adds the texts of the exceptions, and source lines.
+    Args:
+        with_text: whether to include the texts of the exceptions, and the code of the source lines.
     """
     parts: list[str] = []
     chain = list(_chain(error))
@@ -91,7 +96,7 @@ def traceback_of(error: BaseException, *, with_text: bool) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
-    """Yield `error`, then its chain of causes; the bool is True for a cause that was given by `raise … from`."""
+    """Yield an exception and then its causes; the bool is True for a cause that was given with `raise … from`."""
     seen: set[int] = set()
     one: BaseException | None = error
     is_cause = False
@@ -103,22 +108,23 @@ def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
 
 
 def _members(error: BaseException) -> list[BaseException]:
-    """Return the exceptions in an exception group; empty for other exceptions."""
+    """Return the exceptions in an exception group; an empty list if `error` is not an exception group."""
     return list(error.exceptions[:CHAIN_LIMIT]) if isinstance(error, BaseExceptionGroup) else []
 
 
 def from_handler(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of `traceback` from the handler or a middleware on, without reliq's own frames."""
+    """Remove reliq's own frames from the start of a traceback, so that it begins in the handler or a middleware."""
     while traceback and str(traceback.tb_frame.f_globals.get("__name__", "")).startswith("reliq."):
         traceback = traceback.tb_next
     return traceback
 
 
-#: Separators in a failure note: RS between failures, GS between the time and the rest of a failure, US between fields.
+#: The separators in stored failures: RS between two failures, GS before the time of a failure, US between its other
+#: fields.
 RS = "\x1e"
 GS = "\x1d"
 US = "\x1f"
-#: At most this many failures of a message are read.
+#: At most this many failures of a message are parsed.
 FAILURES_LIMIT = 10
 
 _SEPARATORS = re.compile(r"[\x1d-\x1f]")
@@ -127,16 +133,19 @@ _SEPARATORS = re.compile(r"[\x1d-\x1f]")
 @dataclass(frozen=True, slots=True)
 class FailureNote:
     """
-    One failure of a message.
+    One failure of a message, as stored in Redis.
+
+    An attribute that is not known is empty or None.
 
     Attributes:
-        reason: one of `DEATH_REASONS`; empty if unknown.
-        attempt: the number of the failed delivery, 1 for the first; None if unknown.
-        text: the text of the exception or the handler's reason; may contain parts of a body.
-        raised: class and place of the exception and its causes, without their texts; empty without an exception.
-        by: the process that ran the handler, as host:pid; empty if unknown.
-        took_ms: how long the handler ran, in ms; None if unknown.
-        at_ms: when it failed, in unix ms by Redis' clock; None if unknown.
+        reason: one of `DEATH_REASONS`.
+        attempt: the number of the failed delivery; 1 for the first delivery.
+        text: the text of the exception, or the reason that the handler gave. It may contain parts of a body.
+        raised: class and source lines of the exception and its causes, without their texts. Empty if no exception was
+            raised.
+        by: the process that ran the handler, as host:pid.
+        took_ms: how long the handler ran, in ms.
+        at_ms: when the message failed, in unix ms by Redis' clock.
     """
 
     reason: str = ""
@@ -149,12 +158,12 @@ class FailureNote:
 
     @classmethod
     def parse(cls, value: str | bytes | None) -> FailureNote:
-        """Parse the newest failure in a stored note; a note that another program wrote is parsed as far as possible."""
+        """Parse the newest of the stored failures. If another program wrote the text, parse as much as possible."""
         return next(iter(cls.parse_all(value)), cls())
 
     @classmethod
     def parse_all(cls, value: str | bytes | None) -> list[FailureNote]:
-        """Parse all failures in a stored note, newest first."""
+        """Parse all stored failures of a message, newest first."""
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value or ""
         notes = []
         for note in filter(None, text.split(RS, FAILURES_LIMIT)[:FAILURES_LIMIT]):
@@ -172,30 +181,31 @@ class FailureNote:
 
     @property
     def error(self) -> str:
-        """The failure's text, followed by the source lines of the exception and its causes in parentheses."""
+        """The text of the failure, followed by the source lines of the exception in parentheses."""
         places = self.raised.partition(" ")[2]
         return f"{self.text} ({places})" if places else self.text
 
     @property
     def summary(self) -> str:
-        """Reason and error, for display."""
+        """The reason and the error in one text, for display."""
         return f"{self.reason}: {self.error}" if self.error else self.reason
 
 
 MAGIC = b"RELIQ/1 "
-#: The start of an envelope, before the due time; the publish script adds the due time by Redis' clock.
+#: An envelope begins with this text. The publish script adds the due time, because it is computed by Redis' clock.
 ENVELOPE_START = 'RELIQ/1 {"d":'
-#: The longest envelope in bytes. A value with a longer first line is a body without an envelope.
+#: The maximum length of the header line in bytes. A message with a longer first line is a body without a header.
 HEADER_LIMIT = 16_384
-#: The largest size of the publisher's headers as JSON, in bytes.
+#: The maximum size of the option `headers` of a publish as JSON, in bytes.
 HEADERS_LIMIT = 8192
-#: The largest checkpoint as a JSON string, in bytes: with headers and a key it fits into HEADER_LIMIT.
+#: The maximum size of a checkpoint as a JSON string, in bytes. Checkpoint, headers and message key together fit into
+#: HEADER_LIMIT.
 CHECKPOINT_LIMIT = 4096
-#: The due time of a message is within this many bytes at the start of its value in Redis.
+#: The due time of a message is in the first bytes of its Redis key `msg`: it ends before this number of bytes.
 DUE_BYTES = 32
-#: The longest message key, in bytes.
+#: The maximum length of a message key, in bytes.
 KEY_LIMIT = 128
-#: Times and durations in ms are below this number, so Redis' scripts compute exactly and sums do not overflow.
+#: Times and durations in ms must be below this number, because Lua scripts in Redis compute larger numbers inexactly.
 NUMBER_LIMIT = 2**53
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -207,7 +217,8 @@ _SUSPECT = re.compile(r"suspect(?P<deaths>[0-9]{0,2})")
 _DELAYED = re.compile(r"@(?P<due>[0-9]{1,18})(?P<doubt>\?)?")
 
 _header_decoder = msgspec.json.Decoder(Header)
-#: Encodes a checkpoint's cursor; refuses NaN, dates, UUIDs and other values that JSON would return as None or as text.
+#: Encodes the cursor of a checkpoint. Raises an exception for NaN, dates, UUIDs and other values that JSON cannot
+#: represent exactly.
 _encode_cursor = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -221,9 +232,9 @@ def envelope_rest(
     origin: tuple[str, str] | None = None,
 ) -> bytes:
     """
-    Return the part of an envelope between the due time and the body.
+    Return the part of a header line that follows the due time.
 
-    Times are in ms; `line` is the name of the message's key queue, followed by the message's cost.
+    The arguments are explained in `Header`. `line` is the name of the key queue of the message, followed by its cost.
     """
     if not headers and window_ms is None and not line:
         return b',"r":%d}\n' % retries
@@ -241,7 +252,7 @@ def envelope_rest(
 
 def encoded_headers(headers: Mapping[str, str]) -> bytes:
     """
-    Return `headers` as JSON.
+    Encode the option `headers` of a publish as JSON.
 
     Raises:
         ConfigurationError: a name is not 1 to 64 characters of A-Z a-z 0-9 _ . -, a value is not text, or the JSON is
@@ -289,15 +300,15 @@ def is_key(text: str) -> bool:
 
 
 def count_text(left: int, line: str = "") -> str:
-    """Return the value for the hash `retry:cnt`: the retries left and the name of the key queue."""
+    """Return the field of a message for the hash `retry:cnt`: its retries left and the name of its key queue."""
     return f"{left} {line}" if line else str(left)
 
 
 def read_count(raw: bytes | None) -> tuple[int | None, str]:
     """
-    Parse a value of the hash `retry:cnt`.
+    Parse the field of a message in the hash `retry:cnt`.
 
-    Return the retries left, None if invalid, and the name of the key queue.
+    Return the number of retries left (None if it is not valid) and the name of the key queue.
     """
     left, _, line = (raw or b"").partition(b" ")
     return whole_number(left), split_line(line.decode("utf-8", "replace"))[0]
@@ -305,10 +316,13 @@ def read_count(raw: bytes | None) -> tuple[int | None, str]:
 
 def encoded_checkpoint(number: int, published: int, cursor: Any, report: str = "") -> str:
     """
-    Return a checkpoint as a JSON string. The string contains the cursor as JSON text.
+    Encode a checkpoint of a job as a JSON string.
 
     Args:
-        report: the job's progress, a fraction and a note; empty without progress. A line feed precedes it.
+        number: the number of the checkpoint.
+        published: the number of unnamed follow-up messages that the job has published before.
+        cursor: the cursor; it is encoded as JSON within the string.
+        report: the progress of the job, a fraction and a note. It is added after a line feed. Empty without progress.
 
     Raises:
         ConfigurationError: JSON cannot hold the cursor, or the checkpoint is larger than 4 KiB.
@@ -326,13 +340,16 @@ def encoded_checkpoint(number: int, published: int, cursor: Any, report: str = "
 
 def parse_status(life: int | None, state: bytes, left: bytes, failures: bytes, text: bytes) -> Status[Any]:
     """
-    Return the status of a message from the answer of the script `status`; the message's result is not decoded yet.
+    Parse the reply of the script `status`, and return the status of the message. Its result is not decoded.
 
     Args:
-        life: the publish time of the expected message; a result of another message with the same id is ignored.
-        left: the field of a living message in the hash `retry:cnt`, else empty.
-        failures: the failure notes of the message, newest first.
-        text: the header of a living message, or the record of a result; else empty.
+        life: the publish time of the message. The result of another message with the same id is ignored. None accepts
+            all results.
+        state: the state of the message.
+        left: the field of the message in the hash `retry:cnt`; empty if the message has ended.
+        failures: the stored failures of the message, newest first.
+        text: the header line of a message that has not ended, or the stored result of an acked message; otherwise
+            empty.
     """
     if state == b"acked":
         _, enqueued, attempt, value = text.split(b" ", 3)
@@ -355,9 +372,13 @@ def parse_status(life: int | None, state: bytes, left: bytes, failures: bytes, t
 
 def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
     """
-    Return header and body of a stored value; a value without a valid envelope is a bare body.
+    Split a stored message into its header and its body. A message without a valid header line is a bare body.
 
-    An envelope with a number out of range is not valid, so later calculations are safe.
+    A header with a number out of range is not valid, so code that uses its numbers need not check them.
+
+    Args:
+        value: the message as stored in Redis.
+        bare: whether the queue stores all bodies without headers.
     """
     if bare or not value.startswith(MAGIC):
         return BARE, value
@@ -370,7 +391,7 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
         return BARE, value
     due = header.due
     retries = header.retries
-    # Every envelope of reliq has a due time and retries.
+    # Every header that reliq has written contains a due time and a number of retries.
     if due is None or retries is None or not (0 <= due < NUMBER_LIMIT and 0 <= retries <= RETRIES_LIMIT):
         return BARE, value
     for number in (header.enqueued, header.window_ms, header.publication_id):
@@ -385,7 +406,7 @@ def open_envelope(value: bytes, *, bare: bool = False) -> tuple[Header, bytes]:
 
 
 def envelope_due(start: bytes) -> int | None:
-    """Parse the due time in unix ms from the first DUE_BYTES of a value; None for a bare body."""
+    """Parse the due time in unix ms from the first DUE_BYTES of a stored message; None for a bare body."""
     found = _DUE.match(start)
     return int(found[1]) if found else None
 
@@ -393,12 +414,14 @@ def envelope_due(start: bytes) -> int | None:
 @dataclass(frozen=True, slots=True)
 class StateWord:
     """
-    The state of a message, from its field in the hash `lease`. This base class stands for an unknown state word.
+    The state of a message, parsed from its state word in the hash `lease`.
+
+    Each subclass is a kind of state. An object of this base class means that the state word is not valid.
 
     Attributes:
-        cancelled: whether the message is cancelled, so that it ends when a script next finds it.
-        deaths: how many deliveries in a row ended by an expired lease. From 1 on, the message is a suspect: it may have
-            killed its process.
+        cancelled: whether the message is cancelled. Then the next script that processes the message ends it.
+        deaths: how many of the last deliveries in a row ended because their lease expired. If it is above 0, the
+            message may have killed its worker process.
     """
 
     cancelled: bool = False
@@ -406,12 +429,12 @@ class StateWord:
 
     @property
     def waits(self) -> bool:
-        """Whether a message in unack is not leased but waits for its next delivery."""
+        """Whether a message in `unack` is not leased, but waits for its next delivery."""
         return isinstance(self, Backoff | Suspect)
 
     @staticmethod
     def parse(text: str | bytes | None) -> StateWord:
-        """Parse a state word."""
+        """Parse the state word of a message; None or an empty text if it has none."""
         word = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else text or ""
         cancelled = word.endswith("!")
         word = word.removesuffix("!")
@@ -430,7 +453,7 @@ class StateWord:
 
 
 class Unset(StateWord):
-    """The message waits for its first delivery. It has no state word, or the state word of a debounced message."""
+    """The message waits for its first delivery. It has no state word, or it was published with `Debounce`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,8 +462,8 @@ class Held(StateWord):
     The message is leased.
 
     Attributes:
-        nonce: the nonce of its receipt.
-        lane: the call sequence of the claim.
+        nonce: the nonce that proves the lease.
+        lane: the call sequence (lane) of the script call that claimed the message.
         lease_ms: the longest lease that the message was given, in ms.
     """
 
@@ -454,13 +477,13 @@ class Backoff(StateWord):
 
 
 class Suspect(StateWord):
-    """The message's last delivery ended by an expired lease: it may have killed its worker."""
+    """The lease of the last delivery expired, so the message may have killed its worker process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delayed(StateWord):
     """
-    The due time of the message was changed while its id was in a list, such as `ready`.
+    The due time of the message was changed while its id was in a list such as `ready`.
 
     Attributes:
         due_ms: the new due time, in unix ms.
@@ -470,20 +493,21 @@ class Delayed(StateWord):
 
 
 def claim_nonce(lane: str, number: int, lease_ms: int) -> str:
-    """Return the nonce of one claim, from its call sequence (lane), its call number and the lease in ms."""
+    """Return the nonce of a claim; it contains the call sequence (lane), the call number and the lease in ms."""
     return f"{lane}.{number}:{lease_ms}"
 
 
 def receipt_nonce(nonce: str, deaths: int) -> str:
     """
-    Return the nonce of a message's receipt.
+    Return the nonce with which a claimed message is acked or nacked.
 
-    If leases of the message expired in a row, the nonce includes their number, `deaths`.
+    If the leases of the last deliveries of the message expired, the nonce includes the number of these deliveries,
+    `deaths`.
     """
     return f"{deaths}~{nonce}" if deaths else nonce
 
 
 def lane_of(nonce: str) -> str:
-    """Return the call sequence (lane) of the claim that created `nonce`; empty if `nonce` is not valid."""
+    """Return the call sequence (lane) in the nonce of a claim; an empty text if `nonce` is not valid."""
     word = StateWord.parse(nonce)
     return word.lane if isinstance(word, Held) else ""
