@@ -1,5 +1,5 @@
 """
-The transactional outbox and inbox: tables, statements for the application's transaction, and the relay.
+The transactional outbox and inbox: their tables, the SQL that runs in the application's transaction, and the relay.
 
 Database libraries are imported only when they are used.
 """

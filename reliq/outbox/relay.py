@@ -1,9 +1,10 @@
 """
-The relay: move messages of `publish_in` from a database to Redis.
+The relay: move the messages of `publish_in` from the outbox table of a database to Redis.
 
-One round has three steps. First, the relay assigns rows to numbered calls, and commits. Then it publishes the rows to
-Redis. Last, it marks the rows as sent, in the transaction that takes the next rows. Redis stores the number of each
-call. So after an interruption any relay can repeat the call, and no message is published twice.
+The relay works in rounds. A round takes rows of the outbox, assigns them to numbered publish calls, and commits. A
+publish call is a script call that publishes several rows to Redis. Then the relay sends the publish calls. The next
+round marks the rows as sent, in the same transaction in which it takes its own rows. Redis stores the number of each
+publish call. So after an interruption, any relay can repeat a publish call, and no message is published twice.
 """
 
 from __future__ import annotations
@@ -57,25 +58,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long Redis stores call numbers, in ms. During this time any relay can repeat a call without publishing twice.
-#: A dead relay leaves one Redis key of about 100 bytes for each of its call sequences in each queue.
+#: Redis stores the number of a publish call for this many ms. During this time, any relay can repeat the call without
+#: publishing its messages twice. A relay that has ended leaves one Redis key of about 100 bytes for each of its call
+#: sequences in each queue.
 REMEMBERED_MS = 30 * 86_400_000
 #: The deduplication window in ms for rows that may have been sent before and have a generated id.
 #: Redis refuses such a message if a message with its id exists, or has ended within this time.
 AGAIN_WINDOW_MS = 600_000
-#: The parts of `RelayCall.number_text`: call sequence, number and shard.
+#: Matches `RelayCall.number_text`. The groups are the call sequence, the number in this sequence, and the shard.
 _NUMBER_TEXT = re.compile(r"([^.\s]+)\.(\d{1,15})\.(\d{1,3})")
-#: A version of the shard map that every shard refuses as stale. With it, a repeated call still gets its first answer,
-#: but a new call publishes nothing.
+#: A fence (version of the shard map) that every shard refuses as outdated. A publish call with this fence gets its
+#: first result again if it has run before. If it has not run, it publishes nothing.
 NEVER = "never"
-#: The answer to a repeated call if a later call of its sequence has run.
+#: The result of a repeated publish call if a later call of its call sequence has run.
 STALE = PublishAnswer(0, {})
-#: Rows can share a call if their due times differ by at most a thousandth of their delay, and at most 1 s.
+#: Rows can share a publish call if their due times differ by at most a thousandth of their delay, and at most 1 s.
 DELAY_PARTS = 1000
 LONGEST_STEP_MS = 1000
-#: How often a relay searches the database for calls to repeat.
+#: How often a relay searches the database for publish calls that must be repeated.
 OVERDUE_EVERY_SECONDS = 5.0
-#: How often a relay deletes old rows.
+#: How often a relay deletes sent rows that are old enough, and expired inbox rows.
 CLEAN_EVERY_SECONDS = 60.0
 #: How often a relay reports the number of unsent rows.
 LOOK_EVERY_SECONDS = 15.0
@@ -131,23 +133,24 @@ class Relay:
 @dataclass(slots=True, eq=False)
 class RelayCall:
     """
-    A call to Redis that publishes some rows.
+    A publish call: a script call that publishes some rows of the outbox.
 
-    A call sequence gets its next call only after the rows of this call are marked as sent. So if Redis answers `stale`
-    to a repeated call, because a later call of its sequence has run, the rows were sent.
+    Publish calls are numbered in call sequences. A call sequence gets its next call only after the rows of this call
+    are marked as sent. If Redis replies `stale` to a repeated call, a later call of its sequence has run. So the rows
+    were sent.
 
     Attributes:
-        queue: the queue as stored in the rows: its name; in the Go layout, the layout and the name.
-        seqs: the row numbers.
-        batch: the messages to publish, without messages that still exist in their shard from before a resize.
+        queue: the text that names the queue in the rows: its name; in the Go layout, the layout and the name.
+        seqs: the numbers of the rows.
+        batch: the messages to publish. During a resize, messages that still exist in their earlier shard are left out.
         terms: the publish options, with the delay that was left when the rows were taken.
-        durability: which confirmation by replicas or disk the messages need.
+        durability: the confirmation by replicas or disk that the messages need.
         again: whether the rows may have been sent before.
-        number: the number of the call.
-        is_first: whether this relay created the call; False if it repeats a call found in the database.
-        outcome: `sent`: Redis answered. `given up`: a shard refused the call because of a newer shard map, so the rows
-            are taken again. `failed`: Redis refused or did not confirm the call. Empty: the call is not made yet, or
-            Redis was unavailable.
+        number: the number of this call in its call sequence.
+        is_first: whether this relay created the call; False if it repeats a call from the database.
+        outcome: empty if the call was not sent yet or Redis was unavailable. `sent` if Redis ran the call. `given up`
+            if a shard refused the call because of a newer shard map, so that the rows are taken again. `failed` if
+            Redis refused the call, if a node of a Cluster was unavailable, or if the confirmation did not arrive.
         taken_at: the monotonic time at which the rows were taken.
     """
 
@@ -164,11 +167,11 @@ class RelayCall:
 
     @property
     def number_text(self) -> str:
-        """The number of the call and its shard, as stored in the database."""
+        """The call sequence, the number and the shard of this call, as the database stores them."""
         return f"{self.number.lane}.{self.number.number}.{self.batch.keys.shard}"
 
     def request(self) -> Call[PublishAnswer]:
-        """Return the request that publishes the batch; the time since `taken_at` is subtracted from the delay."""
+        """Create the script call that publishes the batch. Its delay is reduced by the time since `taken_at`."""
         gone_ms = int((time.monotonic() - self.taken_at) * 1000)
         terms = self.terms._replace(delay_ms=max(0, self.terms.delay_ms - gone_ms))
         request = self.batch.call(terms, self.number, remember_ms=REMEMBERED_MS)
@@ -179,7 +182,7 @@ class RelayCall:
 def _messages(
     rows: list[StoredRow], terms: RowTerms, left_ms: int, *, again: bool, bare: bool
 ) -> dict[int, PreparedMessage]:
-    """Return the messages of rows by row number; with `again`, Redis checks generated ids for duplicates."""
+    """Return the messages of `rows` by row number. If `again` is true, Redis checks generated ids for duplicates."""
     is_checked = again and terms.window_ms is None
     window_ms = AGAIN_WINDOW_MS if is_checked else terms.window_ms
     ignores = terms.ignore_dedup and not again
@@ -189,7 +192,7 @@ def _messages(
         value = bytes(row.value)
         line = ""
         if not bare and (is_checked or terms.keyed):
-            # An envelope starts with the due time; the row contains the envelope without this start.
+            # The envelope of a message starts with its due time. The row contains the envelope without this start.
             header, body = open_envelope(b"%b0%b" % (ENVELOPE_START.encode(), value))
             line = header.line or ""
             if is_checked:
@@ -201,7 +204,7 @@ def _messages(
 
 
 def _left_ms(terms: RowTerms, age_ms: int) -> int:
-    """Return the ms until a message is due, rounded up so that similar rows share a call."""
+    """Return how many ms are left until a row is due, rounded up so that similar rows share a publish call."""
     if not terms.delay_ms:
         return 0
     left = max(0, terms.delay_ms - max(0, age_ms))
@@ -211,13 +214,13 @@ def _left_ms(terms: RowTerms, age_ms: int) -> int:
 
 class RowPublisher:
     """
-    Publish rows to Redis.
+    Publishes rows of the outbox to Redis.
 
     Attributes:
-        clients: the Redis clients for all calls.
-        lanes: the free call sequences; each is a series of numbered calls to Redis.
+        clients: the Redis clients for all publish calls.
+        lanes: gives each new publish call a call sequence and a number.
         queues: the shards of each queue that has had rows, by the text that names the queue in the rows.
-        calls: the calls of this round, with their outcomes, which the next round stores in the database.
+        calls: the publish calls of this round. The next round stores their outcomes in the database.
     """
 
     def __init__(self, target: Target | None, observers: Sequence[Observer]) -> None:
@@ -230,7 +233,7 @@ class RowPublisher:
         self.calls: list[RelayCall] = []
 
     def of_outcome(self, outcome: str) -> list[RelayCall]:
-        """Return the calls with this outcome; the outcome is empty for calls without an answer."""
+        """Return the publish calls of this round with this outcome. The outcome is empty for calls without a reply."""
         return [call for call in self.calls if call.outcome == outcome]
 
     def shards(self, queue: str) -> Shards:
@@ -244,14 +247,14 @@ class RowPublisher:
 
     def look(self) -> None:
         """
-        Read the shard maps that are due for a refresh, or that a shard has reported as outdated.
+        Read the shard maps that must be refreshed, and the shard maps that a shard has refused as outdated.
 
         Raises:
-            RedisUnavailableError: Redis is unavailable. In a Cluster, this is not raised: only the calls to
-                unavailable servers fail.
+            RedisUnavailableError: Redis is unavailable. In a Cluster, this error is not raised. Instead, the publish
+                calls to unavailable servers fail later.
         """
         stale = {call.queue for call in self.of_outcome("given up")}
-        # In a Cluster, an unavailable server must not delay queues on other servers.
+        # In a Cluster, do not retry, because an unavailable server must not delay queues on other servers.
         patience_seconds = 0.0 if self.clients.blocking().has_many else PUBLISH_SECONDS
         self._unread = {}
         for queue, shards in self.queues.items():
@@ -267,10 +270,10 @@ class RowPublisher:
 
     def publish(self) -> int:
         """
-        Send the publish calls that Redis has not answered yet; return the number of rows that were sent.
+        Send the publish calls of this round that have no outcome yet. Return the number of sent rows of this round.
 
         Raises:
-            RedisUnavailableError: Redis is unavailable; call `publish` again to repeat the unanswered calls.
+            RedisUnavailableError: Redis is unavailable. Call `publish` again to repeat the calls without an outcome.
         """
         self._ask_old_homes()
         unconfirmed = [call for call in self.of_outcome("") if call.durability.kind == "none"]
@@ -281,7 +284,8 @@ class RowPublisher:
             self._note_answer(call, answer, began)
         for call in self.of_outcome(""):
             if any(call.queue == other.queue for other in self.of_outcome("failed")):
-                # Another call of this queue has failed. Skip this call, because it could delay other queues.
+                # Another publish call of this queue has failed. Skip this call, because a wait for its confirmation
+                # could delay other queues.
                 self._end(call, "failed")
             else:
                 self._publish_confirmed(call)
@@ -292,9 +296,9 @@ class RowPublisher:
 
     def _ask_old_homes(self) -> None:
         """
-        After a resize, leave out messages with an id that still exists in the old shard.
+        Leave out messages whose id still exists in the shard that had the id before a resize.
 
-        End a call if its shard map is outdated, or if the map or the old shard cannot be read.
+        Give up a publish call if its shard map is outdated. Let it fail if its map or the old shard cannot be read.
         """
         for call in self.of_outcome(""):
             if call.queue in self._unread:
@@ -311,7 +315,7 @@ class RowPublisher:
                 call.batch = call.batch.free(answer)
 
     def _publish_confirmed(self, call: RelayCall) -> None:
-        """Make a call that needs a confirmation, and store its outcome."""
+        """Send a publish call that needs a confirmation by replicas or disk, and store its outcome."""
         began = time.monotonic()
         answer: PublishAnswer | ReliqError | None
         try:
@@ -326,7 +330,7 @@ class RowPublisher:
         self._note_answer(call, answer, began)
 
     def _note_answer(self, call: RelayCall, answer: PublishAnswer | Exception | None, began: float) -> None:
-        """Store the outcome of a call; `answer` is None if the call was not confirmed in time."""
+        """Store the outcome of a publish call. `answer` is its result, or None if it was not confirmed in time."""
         count = len(call.seqs)
         outcomes: dict[str, int] = {"published": count}
         if isinstance(answer, Exception):
@@ -346,7 +350,7 @@ class RowPublisher:
             notify(self._watching, [PublishEnded(call.batch.keys.name, time.monotonic() - began, outcomes)])
 
     def _end(self, call: RelayCall, outcome: Literal["sent", "given up", "failed"]) -> None:
-        """Store the outcome of a call. A failed call is repeated, so it keeps its call sequence."""
+        """Store the outcome of a publish call, and free its call sequence unless the call failed and is repeated."""
         call.outcome = outcome
         if call.is_first and outcome != "failed":
             self.lanes.give_back(call.number)
@@ -354,9 +358,9 @@ class RowPublisher:
 
 class OutboxMover:
     """
-    Move the rows of an outbox to Redis, in a worker or in `reliq relay`.
+    Moves the rows of an outbox to Redis. A worker or `reliq relay` runs it.
 
-    Only one thread may call `step` or `move_all`.
+    Only one thread may call `step` and `move_all`.
     """
 
     def __init__(self, relay: Relay, target: Target | None = None, observers: Sequence[Observer] = ()) -> None:
@@ -375,18 +379,18 @@ class OutboxMover:
 
     def step(self) -> float:
         """
-        Move rows, or wait for new rows; return the seconds to wait before the next step.
+        Run one round. If there are no rows, wait for new rows. Return the seconds to wait before the next step.
 
         Raises:
-            ReliqError: Redis is unavailable or refuses. The next step opens a new connection to the database.
+            ReliqError: Redis is unavailable or refuses a request. The next step opens a new connection to the database.
         """
         try:
-            self._look_after()  # first report the backlog, because operators need it most while Redis is unavailable
+            self._look_after()  # first, so that the backlog is also reported while Redis is unavailable
             moved = self.move()
             if not (moved or self._took_new):
                 self.store.wait(self._poll_seconds)
         except Exception as error:
-            self.store.database.close()  # closing rolls the failed transaction back
+            self.store.database.close()  # this rolls back the failed transaction
             if not isinstance(error, self.store.database.away):
                 self._error = str(error)
                 raise
@@ -400,19 +404,19 @@ class OutboxMover:
         return 0.0
 
     def complaint(self) -> str:
-        """Return why the relay is not ready; empty if it is ready."""
+        """Return why the relay is not ready, for its health check. Return an empty text if it is ready."""
         age = time.monotonic() - self._well_at
         return "" if age < STUCK_SECONDS else f"the relay has not completed a round for {age:.0f} s: {self._error}"
 
     def move(self, *, every: bool = False) -> int:
         """
-        Make one round; return the number of rows that were sent.
+        Run one round and return the number of sent rows.
 
         Args:
-            every: whether to repeat all unanswered calls now, also calls of other relays.
+            every: whether to repeat all unfinished publish calls in the database now, also calls of other relays.
 
         Raises:
-            RedisUnavailableError: Redis is unavailable; call `move` again to repeat the round.
+            RedisUnavailableError: Redis is unavailable. Call `move` again to repeat the round.
         """
         if not self.redis.of_outcome(""):
             self.redis.look()
@@ -421,12 +425,13 @@ class OutboxMover:
 
     def move_all(self) -> int:
         """
-        Publish all rows, also rows in calls of other relays; return the number of sent rows.
+        Run rounds until all rows are sent. Return the number of sent rows.
 
-        The method ends when only refused calls are left.
+        Unfinished publish calls of other relays are repeated too. Rows that cannot be published now are left in the
+        outbox.
         """
         tried = set[str]()
-        count = self.move() if self.redis.of_outcome("") else 0  # finish an interrupted round
+        count = self.move() if self.redis.of_outcome("") else 0  # finish the interrupted round
         while True:
             self._due["overdue"] = 0.0
             moved = self.move(every=not tried)
@@ -437,14 +442,14 @@ class OutboxMover:
             tried |= numbers
 
     def poke(self) -> None:
-        """End the wait for rows; called from another thread."""
+        """End the wait for new rows in `step`. This method may be called from other threads."""
         self.store.database.poke()
 
     def close(self) -> None:
         """
-        Mark sent rows and close the database connection.
+        Mark the rows of the last round as sent, and close the database connection.
 
-        After that, no other relay repeats the calls of these rows.
+        So no other relay needs to repeat the publish calls of these rows.
         """
         with suppress(*self.store.database.away):
             if any(call.outcome for call in self.redis.calls):
@@ -454,7 +459,7 @@ class OutboxMover:
         self.store.database.close()
 
     def _take(self, *, every: bool = False) -> None:
-        """Mark sent rows and take the rows of the next round, in one transaction."""
+        """Mark the rows of the last round as sent, and take the rows of the next round, in one transaction."""
         self.store.begin()
         self._note_answers()
         if every:
@@ -462,7 +467,7 @@ class OutboxMover:
             self._due["overdue"] = 0.0
         overdue = self.store.overdue() if self._is_due("overdue", OVERDUE_EVERY_SECONDS) else {}
         if len(overdue) == OVERDUE_LIMIT:
-            self._due["overdue"] = 0.0  # there may be more calls to repeat in the next round
+            self._due["overdue"] = 0.0  # more publish calls may have to be repeated
         self._read_new_maps(chain(*overdue.values()))
         earlier = self._earlier_calls(overdue)
         if self._is_due("refused", CLEAN_EVERY_SECONDS) and (count := self.store.retry(newer=VERSION)):
@@ -480,14 +485,15 @@ class OutboxMover:
 
     def _read_new_maps(self, rows: Iterable[StoredRow]) -> bool:
         """
-        Read the shard maps of queues seen for the first time; return whether there were such queues.
+        If `rows` contain new queues, read the shard maps of these queues. Return whether there were new queues.
 
-        This commits the open transaction, so that no transaction is open during calls to Redis.
+        The read commits the open transaction, so that no transaction is open while the relay waits for Redis. Then it
+        begins a new transaction.
         """
         new = {row.queue for row in rows} - self.redis.queues.keys()
         if new:
             self.store.database.commit()
-            self.redis.calls = []  # the outcomes of these calls are now in the database
+            self.redis.calls = []  # the commit has stored the outcomes of these publish calls
             for queue in new:
                 with suppress(ConfigurationError):
                     self.redis.shards(queue)
@@ -503,7 +509,7 @@ class OutboxMover:
         self.store.note_sent([call.number_text for call in sent], seqs, keep=self._keep_ms > 0)
         again = [seq for call in given_up if call.again for seq in call.seqs]
         self.store.give_up([call.number_text for call in given_up], again)
-        # If a repeated call succeeds, its queue works again: repeat its failed calls now.
+        # If a repeated publish call succeeds, its queue works again. So repeat the failed calls of this queue now.
         recovered = {call.queue for call in sent if not call.is_first} - {call.queue for call in failed}
         if recovered:
             self.store.hurry(sorted(recovered))
@@ -511,7 +517,7 @@ class OutboxMover:
         self.store.note_failed([call.number_text for call in failed])
 
     def _earlier_calls(self, overdue: dict[str, list[StoredRow]]) -> list[RelayCall]:
-        """Return unanswered calls of any relay, to repeat them with the same numbers and rows."""
+        """Create the publish calls in `overdue` again, to repeat them with the same numbers and rows."""
         calls = []
         for text, rows in overdue.items():
             match = _NUMBER_TEXT.fullmatch(text)
@@ -535,13 +541,14 @@ class OutboxMover:
             messages = _messages(rows, terms, left_ms, again=True, bare=shards.first.bare)
             batch, *others = by_shard(messages, shards, shards.map)
             if others or batch.keys.shard != shard or batch.old_home:
-                # The shard map has changed since the call. Find out whether the call has run, but do not run it now.
+                # The shard map has changed since the publish call was created. With the fence NEVER, Redis returns
+                # the result of the call if it has run, but does not run it now.
                 batch = ShardBatch([*messages.values()], [*messages], shards.keys(shard), NEVER)
             calls.append(RelayCall(queue, [*messages], batch, batch.orders[0].terms, terms.confirmation, True, number))
         return calls
 
     def _new_calls(self, rows: list[StoredRow]) -> list[RelayCall]:
-        """Return calls for new rows; the rows of a call have the same queue, shard, options and due time."""
+        """Create publish calls for new rows. The rows of a call have the same queue, shard, options and due time."""
         groups: defaultdict[tuple[str, str, int, str], list[StoredRow]] = defaultdict(list)
         known: dict[tuple[str, str], RowTerms] = {}
         for row in rows:
@@ -582,7 +589,7 @@ class OutboxMover:
         return calls
 
     def _look_after(self) -> None:
-        """Delete old rows and report the number of unsent rows, if these tasks are due."""
+        """Delete old rows, and report the number and age of unsent rows, if these periodic tasks are due."""
         if self._is_due("clean", CLEAN_EVERY_SECONDS):
             self.store.clean(self._keep_ms)
         if self._is_due("look", LOOK_EVERY_SECONDS):
@@ -591,7 +598,7 @@ class OutboxMover:
             notify(self._observers, [OutboxSeen("", self._look.waiting, self._look.oldest_seconds)])
 
     def _is_due(self, work: str, every_seconds: float) -> bool:
-        """Return whether the periodic task `work` is due; if so, store its next due time."""
+        """Return whether the periodic task `work` is due. If it is due, store its next due time."""
         now = time.monotonic()
         if now < self._due[work]:
             return False
@@ -599,7 +606,7 @@ class OutboxMover:
         return True
 
     def _database_failed(self, error: Exception) -> float:
-        """Report a database error; return the seconds to wait before a retry."""
+        """Log a database error and notify the observers. Return the seconds to wait before a retry."""
         self._failures += 1
         self._due["look"] = 0.0
         why = str(error).partition("\n")[0]
@@ -615,18 +622,18 @@ class OutboxMover:
 
 def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, str] | None) -> None:
     """
-    Move rows until SIGTERM or Ctrl-C, and notify the service manager.
+    Run a relay until SIGTERM or Ctrl-C, and notify the service manager (for example systemd).
 
     Args:
-        mover: moves the rows.
-        observers: the list of observers of `mover`; the metrics add an observer to this list.
-        page: port and address to serve /metrics on; None to serve no metrics.
+        mover: moves the rows of the outbox to Redis.
+        observers: the list of observers of `mover`. The metrics add an observer to this list.
+        page: the port and the address on which to serve /metrics; None to serve no metrics.
     """
     from reliq.metrics.serving import of_relay  # noqa: PLC0415  only needed by `reliq relay`
     from reliq.supervisor.plan import STOP_MARGIN_SECONDS  # noqa: PLC0415
     from reliq.supervisor.supervisor import ServiceManager  # noqa: PLC0415
 
-    # A round can wait long for confirmations, so only a round of several minutes counts as hung.
+    # A round may wait long for confirmations by replicas, so only a round of several minutes counts as hung.
     pulse = Pulse(rounds="round", seconds=PATIENT_SECONDS)
     serving = (
         of_relay(*page, observers, pulse=pulse, connection=mover.redis.clients.connection(), complaint=mover.complaint)
@@ -637,7 +644,7 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
     def step() -> float:
         try:
             return mover.step()
-        finally:  # a failed round also proves that the relay does not hang; a restart would not help
+        finally:  # after a failed round too: the relay does not hang, and a restart would not help
             pulse.beat()
 
     with serving:
@@ -658,6 +665,6 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
 
 
 def notify_manager(manager: ServiceManager, pulse: Pulse) -> None:
-    """Notify the service manager. Skip this if a round hangs, so that the watchdog restarts the relay."""
+    """Notify the service manager, unless a round hangs. Without notifications, its watchdog restarts the relay."""
     if not health.live([pulse]):
         manager.look([pulse])

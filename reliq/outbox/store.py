@@ -1,8 +1,9 @@
 """
-The relay's access to the outbox over a separate connection to PostgreSQL (psycopg 3) or SQLite.
+The SQL statements of the relay on the outbox, and its connection to PostgreSQL (psycopg 3) or SQLite.
 
-A call and its rows are stored before the call is made, so any relay can repeat a call without an answer. Rows are
-marked as sent when Redis has answered. No transaction is open during a call to Redis.
+The relay stores a publish call and the numbers of its rows before it sends the call to Redis. So if a reply is missing,
+any relay can repeat the call. After the reply, the rows are marked as sent. No transaction is open while the relay
+waits for Redis.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 _SCHEME = re.compile(r"(?P<dialect>postgresql|postgres|sqlite)(?:\+\w+)?://")
 _URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME or sqlite:///PATH"
-#: A database that needs longer to connect or to release a lock counts as unavailable.
+#: A database counts as unavailable if a connection (PostgreSQL) or its lock (SQLite) takes longer than this.
 ANSWER_SECONDS = 5
-#: The oldest supported version of SQLite: the first with `RETURNING`.
+#: The oldest supported version of SQLite. It is the first version with `RETURNING`.
 OLDEST_SQLITE = (3, 35)
-#: Defaults for libpq settings that the URL does not contain. They detect a dead connection after 20 s.
+#: libpq settings that are used unless the URL contains them. With them, libpq detects a dead connection after 20 s.
 _CONNECTING = {
     "connect_timeout": str(ANSWER_SECONDS),
     "keepalives_idle": "10",
@@ -44,27 +45,28 @@ _CONNECTING = {
     "tcp_user_timeout": "20000",
     "application_name": "reliq-relay",
 }
-#: PostgreSQL ends the transaction of a hanging relay after this time. Other relays wait this long for its lock.
+#: PostgreSQL ends the transaction of a relay that hangs for this long. Other relays wait as long for its lock.
 STUCK_SECONDS = 10
-#: The note of a row that must be sent again. Other rows have an empty note, or the note of their refusal.
+#: The column `note` of a row that may have been sent before and must be sent again. For other unsent rows, `note` is
+#: empty, or contains why a relay refused the row.
 AGAIN = "again"
 _CAN_BE_TAKEN = f"sent_ms IS NULL AND note IN ('', '{AGAIN}')"
 _IS_REFUSED = f"sent_ms IS NULL AND note NOT IN ('', '{AGAIN}')"
-#: SQL for the start of a note, which contains the version of reliq that refused the row.
+#: SQL for the start of the column `note`. For a refused row, it contains the version of reliq that refused the row.
 _START = "substr(note, 1, 60)"
 _REFUSED_BY = re.compile(r"refused by reliq ([\d.]+)")
 #: One transaction deletes at most this many rows.
 DELETE_LIMIT = 5000
-#: At most this many unsent rows are counted, to limit the load on the database.
+#: A relay counts at most this many unsent rows, to limit the load on the database.
 COUNT_LIMIT = 100_000
-#: A round repeats at most this many unanswered calls.
+#: One round of a relay repeats at most this many publish calls.
 OVERDUE_LIMIT = 20
-#: A call without an answer is repeated after 10 s by the first relay that finds it.
-#: A failed call is repeated after 5 s, then after 10, 20, 40 and 80 s.
+#: If a publish call has no outcome after 10 s, the first relay that finds it repeats the call.
+#: A failed publish call is repeated after 5 s, then after 10, 20, 40 and 80 s, and then every 80 s.
 OVERDUE_MS = 10_000
 FAILED_MS = 5000
 DOUBLINGS = 4
-#: SQL that selects the numbers of all rows that belong to a call.
+#: SQL that selects the numbers of all rows that belong to an unfinished publish call.
 _OF_CALLS: dict[Dialect, str] = {
     "postgresql": "SELECT unnest(seqs) FROM {calls}",
     "sqlite": "SELECT value FROM {calls}, json_each({calls}.seqs)",
@@ -78,11 +80,12 @@ _AMONG: dict[Dialect, str] = {
 
 class Database:
     """
-    A connection to the database. It opens at the first use, and again at the first use after `close`.
+    A connection to the database. The first use opens it. After `close`, the next use opens it again.
 
     Attributes:
         dialect: the SQL dialect.
-        away: the exception classes of its library for an unavailable database or a refused statement.
+        away: the exception classes that the database library raises if the database is unavailable or refuses a
+            statement.
     """
 
     dialect: Dialect
@@ -95,25 +98,25 @@ class Database:
         os.set_blocking(self._poke, False)
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows; begin a transaction if none is open."""
+        """Run an SQL statement and return its rows. If no transaction is open, begin one."""
         raise NotImplementedError
 
     def commit(self) -> None:
-        """Commit the open transaction, if any."""
+        """Commit the open transaction, if there is one."""
         if self._connection is not None:
             self._connection.commit()
 
     def wait(self, _channel: str, seconds: float) -> None:
-        """Wait until a notification arrives or `poke` is called, at most `seconds`."""
+        """Wait at most `seconds` for a notification of PostgreSQL or a call of `poke`."""
         self._select(seconds)
 
     def poke(self) -> None:
-        """End the current `wait` of another thread; if no thread waits, end the next `wait`."""
-        with suppress(BlockingIOError):  # the pipe is full, so the wait ends anyway
+        """End the `wait` of another thread. If no thread is waiting, the next `wait` ends immediately."""
+        with suppress(BlockingIOError):  # the pipe is full, so the `wait` will end without this byte
             os.write(self._poke, b"1")
 
     def close(self) -> None:
-        """Close the connection, which rolls back an open transaction."""
+        """Close the connection. The database rolls back an open transaction."""
         connection = self._connection
         self._connection = None
         if connection is not None:
@@ -124,7 +127,7 @@ class Database:
         os.close(self._poke)
 
     def _select(self, seconds: float, *others: int) -> bool:
-        """Wait for `poke`, or for data on `others`; return whether a descriptor in `others` has data."""
+        """Wait for `poke`, or for data on the file descriptors `others`. Return whether one of `others` has data."""
         ready, _, _ = select.select([self._end, *others], [], [], seconds)
         if self._end in ready:
             os.read(self._end, 512)
@@ -133,7 +136,10 @@ class Database:
 
 def database(url: Any) -> Database:
     """
-    Return the connection for a URL text, SQLAlchemy URL or engine; a `Database` is returned unchanged.
+    Return a connection for a relay. It is opened at its first use.
+
+    Args:
+        url: a URL text, a URL or an engine of SQLAlchemy, or a `Database`, which is returned unchanged.
 
     Raises:
         ConfigurationError: a relay cannot use this database.
@@ -156,7 +162,7 @@ def database(url: Any) -> Database:
 
 
 class PostgresDatabase(Database):
-    """A connection to PostgreSQL over psycopg 3."""
+    """A connection to PostgreSQL with psycopg 3."""
 
     dialect: Dialect = "postgresql"
 
@@ -173,14 +179,14 @@ class PostgresDatabase(Database):
             raise ConfigurationError(f"a database URL must be {_URL_FORMS}; psycopg cannot parse this URL") from None
         self._settings = {**_CONNECTING, **given}
         self._channel = ""
-        self._notifications = deque[Any](maxlen=1)  # notifications during a statement; they end the next `wait`
+        self._notifications = deque[Any](maxlen=1)  # arrived during a statement; ends the next `wait`
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement as `Database.query` does."""
+        """Run an SQL statement and return its rows, see `Database.query`."""
         connection = self._open()
         if connection.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE:
-            # SET LOCAL, because behind a connection pooler the next transaction may use another connection.
-            # tcp_user_timeout ends the transaction of a relay that stopped reading while the server sends rows.
+            # Use SET LOCAL, because with a connection pooler the next transaction may use another connection.
+            # tcp_user_timeout ends the transaction of a relay that stops reading while the server sends rows.
             names = ("lock_timeout", "idle_in_transaction_session_timeout", "tcp_user_timeout")
             connection.execute("; ".join(f"SET LOCAL {name} = '{STUCK_SECONDS}s'" for name in names))
         cursor = connection.execute(percent(sql), values or {}, binary=True)
@@ -188,13 +194,13 @@ class PostgresDatabase(Database):
         return rows
 
     def wait(self, channel: str, seconds: float) -> None:
-        """Wait as `Database.wait` does."""
+        """Wait at most `seconds` for a notification on `channel` or a call of `poke`."""
         connection = self._open()
         if self._channel != channel:
             connection.execute(f'LISTEN "{channel}"')
             connection.commit()
             self._channel = channel
-            return  # commits before this LISTEN sent no notification, so check the table before waiting
+            return  # before LISTEN, commits did not notify this relay, so let it check the table first
         if not self._notifications and self._select(seconds, connection.fileno()):
             connection.pgconn.consume_input()
             while connection.pgconn.notifies():
@@ -202,16 +208,16 @@ class PostgresDatabase(Database):
         self._notifications.clear()
 
     def close(self) -> None:
-        """Close the connection as `Database.close` does."""
+        """Close the connection. The database rolls back an open transaction."""
         self._channel = ""
         super().close()
 
     def _open(self) -> Any:
         if self._connection is None:
-            # No prepared statements, because behind a connection pooler each transaction may use another connection.
+            # Use no prepared statements, because with a connection pooler each transaction may use another connection.
             connection = self._psycopg.connect(**self._settings, prepare_threshold=None)
             connection.add_notify_handler(self._notifications.append)
-            # READ COMMITTED: after waiting for the lock, the relay must see the calls that other relays have committed.
+            # With READ COMMITTED, a relay that has waited for the lock sees the calls that other relays have committed.
             connection.isolation_level = self._psycopg.IsolationLevel.READ_COMMITTED
             self._connection = connection
         return self._connection
@@ -221,7 +227,8 @@ class SqliteDatabase(Database):
     """
     A connection to an SQLite file.
 
-    A transaction takes the write lock when it begins. Otherwise a concurrent writer could make it fail later.
+    Each transaction takes the write lock when it begins. If it took the lock later, a concurrent writer could make it
+    fail.
     """
 
     dialect: Dialect = "sqlite"
@@ -234,9 +241,9 @@ class SqliteDatabase(Database):
         self._path = path
 
     def query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run a statement as `Database.query` does."""
+        """Run an SQL statement and return its rows, see `Database.query`."""
         if self._connection is None:
-            # mode=rw, because a missing file must be an error: a new file would have no tables
+            # With mode=rw, a missing file is an error. A new file would have no tables.
             self._connection = sqlite3.connect(
                 f"file:{self._path}?mode=rw",
                 uri=True,
@@ -253,16 +260,16 @@ class SqliteDatabase(Database):
 @dataclass(frozen=True, slots=True)
 class StoredRow:
     """
-    A row of the outbox.
+    An unsent row of the outbox, which is a message to publish.
 
     Attributes:
         seq: the number of the row.
-        queue: the queue's name with its layout, as `Keys.registered` reads it.
+        queue: the text that names the queue; in the Go layout, the layout and the name. `Keys.registered` parses it.
         id: the message id.
-        terms: the publish options as JSON.
+        terms: the publish options as JSON, see `RowTerms`.
         value: the encoded message.
-        age_ms: ms since the insert of the row, by the database's clock.
-        note: AGAIN for a row that may have been sent before; otherwise empty.
+        age_ms: how many ms ago the row was inserted, by the clock of the database.
+        note: AGAIN if the row may have been sent before; otherwise empty.
     """
 
     seq: int
@@ -277,10 +284,10 @@ class StoredRow:
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
     """
-    A row that a relay could not publish.
+    A row of the outbox that a relay refused, because it could not publish the message.
 
     Attributes:
-        age_ms: ms since the insert of the row.
+        age_ms: how many ms ago the row was inserted, by the clock of the database.
         note: the version of reliq that refused the row, and the reason.
     """
 
@@ -297,8 +304,8 @@ class OutboxLook:
     The backlog of the outbox.
 
     Attributes:
-        waiting: the number of unsent rows, refused rows included, up to COUNT_LIMIT.
-        oldest_seconds: the age of the oldest unsent row in seconds; 0 without unsent rows.
+        waiting: the number of unsent rows, including refused rows; at most COUNT_LIMIT.
+        oldest_seconds: the age of the oldest unsent row in seconds; 0 if there are no unsent rows.
     """
 
     waiting: int
@@ -311,10 +318,10 @@ def _version_numbers(version: str) -> list[int]:
 
 class Store:
     """
-    The relay's statements on the outbox and inbox tables.
+    Runs the SQL statements of a relay on the outbox and inbox tables.
 
-    Call `begin` before other methods, and commit `database` after them. `refused`, `again`, `clean` and `look` need no
-    `begin`, and commit their own transaction.
+    Call `begin` before the other methods, and `database.commit` after them. Only `refused`, `again`, `clean` and `look`
+    need no `begin`, and commit by themselves.
     """
 
     def __init__(self, database: Database, prefix: str) -> None:
@@ -329,16 +336,16 @@ class Store:
         self._columns = f"seq, queue, id, terms, value, {self._now} - made_ms, note"
 
     def begin(self) -> None:
-        """Begin a transaction to take rows; other relays wait until this transaction ends."""
+        """Begin a transaction. Until it ends, other relays wait in their own `begin`."""
         if self.database.dialect == "postgresql":
             self.database.query(f"SELECT pg_advisory_xact_lock({crc32(self._calls.encode())})")
 
     def waiting(self, limit: int) -> list[StoredRow]:
         """
-        Return the first unsent rows that belong to no call, except rows of queues with failed calls.
+        Return the first unsent rows that belong to no publish call, but no rows of queues with failed publish calls.
 
         Args:
-            limit: the largest number of rows; fewer are returned if their values exceed 8 MiB.
+            limit: the largest number of rows. Fewer rows are returned if their values together exceed 8 MiB.
         """
         first = (
             f"SELECT * FROM {self._outbox} WHERE {_CAN_BE_TAKEN} AND queue NOT IN (SELECT queue FROM {self._calls} WHERE failures > 0) AND seq NOT IN ({self._of_calls}) "
@@ -353,11 +360,11 @@ class Store:
 
     def hurry(self, queues: Sequence[str] | None = None) -> None:
         """
-        Let relays repeat calls immediately.
+        Let relays repeat unfinished publish calls immediately.
 
         Args:
-            queues: repeat only the failed calls of these queues, and take new rows of these queues again. None: repeat
-                all calls.
+            queues: only the failed publish calls of these queues are repeated, and relays take new rows of these queues
+                again. If None, all unfinished publish calls are repeated.
         """
         if queues is None:
             self.database.query(f"UPDATE {self._calls} SET again_ms = {self._now}")
@@ -369,7 +376,7 @@ class Store:
             )
 
     def overdue(self) -> dict[str, list[StoredRow]]:
-        """Return the calls that are due to be repeated: a dict from call number to the call's unsent rows."""
+        """Return the publish calls that must be repeated now: for each call number, the unsent rows of the call."""
         late = f"SELECT call_number FROM {self._calls} WHERE again_ms <= {self._now}"
         calls = self.database.query(
             f"UPDATE {self._calls} SET again_ms = {self._now} + {OVERDUE_MS} WHERE call_number IN "
@@ -379,13 +386,13 @@ class Store:
             f"SELECT {self._columns} FROM {self._outbox} "
             f"WHERE sent_ms IS NULL AND seq {self._among.format(name='seqs', kind='bigint')} ORDER BY seq"
         )
-        # `_array` has written the column `seqs`, so its value can be passed as a parameter unchanged.
+        # The column `seqs` has the format that `_array` returns, so its value can be passed as a parameter.
         return {
             number: [StoredRow(*row) for row in self.database.query(rows_of, {"seqs": seqs})] for number, seqs in calls
         }
 
     def note_call(self, number: str, queue: str, seqs: Sequence[int]) -> None:
-        """Store a call with the numbers of its rows, before the call is made."""
+        """Store a new publish call and the numbers of its rows, before the relay sends the call."""
         self.database.query(
             f"INSERT INTO {self._calls} (call_number, queue, again_ms, seqs) "
             f"VALUES (:number, :queue, {self._now} + {OVERDUE_MS}, :seqs)",
@@ -393,7 +400,7 @@ class Store:
         )
 
     def note_failed(self, calls: Sequence[str]) -> None:
-        """Mark calls as failed; no more rows of their queues are taken until a call of the queue succeeds."""
+        """Mark publish calls as failed. Relays take no rows of their queues until a repeated call succeeds."""
         if calls:
             doublings = f"CASE WHEN failures < {DOUBLINGS} THEN failures ELSE {DOUBLINGS} END"
             self.database.query(
@@ -403,22 +410,22 @@ class Store:
             )
 
     def note_sent(self, calls: Sequence[str], seqs: Sequence[int], *, keep: bool) -> None:
-        """Delete answered calls; with `keep`, mark the rows `seqs` as sent, otherwise delete these rows."""
+        """Delete publish calls that Redis has run. Mark their rows `seqs` as sent; if `keep` is false, delete them."""
         sent = f"UPDATE {self._outbox} SET sent_ms = {self._now}" if keep else f"DELETE FROM {self._outbox}"
         self._end(calls, sent, seqs)
 
     def give_up(self, calls: Sequence[str], seqs: Sequence[int]) -> None:
         """
-        Delete calls that published nothing, so that their rows are taken again.
+        Delete publish calls that published nothing, so that relays take their rows again.
 
         Args:
-            calls: the call numbers.
-            seqs: the rows that may have been sent by an earlier call; they are marked with AGAIN.
+            calls: the numbers of the publish calls.
+            seqs: the numbers of those rows that an earlier call may have sent. They are marked with AGAIN.
         """
         self._end(calls, f"UPDATE {self._outbox} SET note = '{AGAIN}'", seqs)
 
     def note_refused(self, row: StoredRow, version: str, why: str) -> None:
-        """Mark a row that this `version` of reliq cannot publish, with the reason `why`."""
+        """Mark a row as refused by this `version` of reliq, for the reason `why`."""
         note = f"{row.note}{', ' if row.note else ''}refused by reliq {version}: {why}"
         self.database.query(f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq", {"note": note, "seq": row.seq})
 
@@ -433,10 +440,11 @@ class Store:
 
     def retry(self, *, newer: str = "") -> int:
         """
-        Let relays take refused rows again; return the number of rows.
+        Let relays take refused rows again. Return the number of these rows.
 
         Args:
-            newer: a version of reliq; only rows that an older version has refused are taken. Empty: all refused rows.
+            newer: a version of reliq. Only rows that an older version has refused are taken again. If it is empty, all
+                refused rows are taken again.
         """
         starts = self.database.query(f"SELECT DISTINCT {_START} FROM {self._outbox} WHERE {_IS_REFUSED}")
         before = f"CASE WHEN note LIKE '{AGAIN}%%' THEN '{AGAIN}' ELSE '' END"
@@ -448,7 +456,7 @@ class Store:
         )
 
     def again(self, since_ms: int) -> int:
-        """Let relays send all rows again that were sent in the last `since_ms`; return the number of rows."""
+        """Let relays send all rows again that were sent in the last `since_ms`. Return the number of these rows."""
         rows = self.database.query(
             f"UPDATE {self._outbox} SET sent_ms = NULL, note = :note WHERE sent_ms >= {self._now} - :since RETURNING seq",
             {"note": AGAIN, "since": since_ms},
@@ -457,7 +465,7 @@ class Store:
         return len(rows)
 
     def clean(self, keep_ms: int) -> tuple[int, int]:
-        """Delete rows sent over `keep_ms` ago, and expired inbox rows; return the number of each."""
+        """Delete rows that were sent over `keep_ms` ago, and expired inbox rows. Return the number of each kind."""
         sent = self._delete(
             f"DELETE FROM {self._outbox} WHERE seq IN (SELECT seq FROM {self._outbox} "
             f"WHERE sent_ms < {self._now} - :keep ORDER BY seq LIMIT {DELETE_LIMIT}) RETURNING 1",
@@ -472,7 +480,7 @@ class Store:
         return sent, over
 
     def look(self) -> OutboxLook:
-        """Return the number of unsent rows, and the age of the oldest unsent row."""
+        """Count the unsent rows, and return their number and the age of the oldest row."""
         unsent = f"SELECT made_ms FROM {self._outbox} WHERE sent_ms IS NULL ORDER BY seq LIMIT {COUNT_LIMIT}"
         [(waiting, oldest)] = self.database.query(
             f"SELECT count(*), {self._now} - min(made_ms) FROM ({unsent}) AS unsent"
@@ -481,11 +489,11 @@ class Store:
         return OutboxLook(int(waiting), max(0.0, int(oldest or 0) / 1000))
 
     def wait(self, seconds: float) -> None:
-        """Wait until new rows are committed, at most `seconds`."""
+        """Wait at most `seconds` for a notification of committed rows (PostgreSQL only) or a call of `poke`."""
         self.database.wait(self._outbox, seconds)
 
     def _end(self, calls: Sequence[str], change: str, seqs: Sequence[int]) -> None:
-        """Delete finished calls, and run the SQL statement `change` on the rows `seqs`."""
+        """Delete finished publish calls, and run the SQL statement `change` on the rows with the numbers `seqs`."""
         if calls:
             rows = f"{change} WHERE seq {self._among.format(name='seqs', kind='bigint')}"
             self.database.query(rows, {"seqs": self._array(seqs)})
@@ -493,11 +501,11 @@ class Store:
             self.database.query(over, {"calls": self._array(calls)})
 
     def _array(self, values: Sequence[int | str]) -> Any:
-        """Return a sequence as one SQL parameter: an array in PostgreSQL, JSON in SQLite."""
+        """Return `values` as one SQL parameter: an array for PostgreSQL, a JSON text for SQLite."""
         return json.dumps(list(values)) if self.database.dialect == "sqlite" else list(values)
 
     def _delete(self, sql: str, values: Mapping[str, int]) -> int:
-        """Delete rows, at most DELETE_LIMIT in each transaction, until none is left; return the number of rows."""
+        """Run the DELETE statement `sql` until it deletes no more rows, and commit each time. Return how many rows."""
         count = 0
         while True:
             gone = len(self.database.query(sql, values))
