@@ -1,11 +1,13 @@
 """
-The tables of the outbox and the inbox: their names, and the SQL to create and write them, for PostgreSQL and SQLite.
+The tables of the outbox and the inbox: their names, and the SQL that creates and writes them in PostgreSQL and SQLite.
 
-    outbox         messages to publish. `sent_ms`: when a message was sent. `note`: empty; `again` if the row may have
-                   been sent before; or the version of reliq that refused the row, and the reason.
-    outbox_calls   calls of relays to Redis, until their rows (`seqs`) are marked as sent. After `again_ms`, any relay
-                   repeats the call. While `failures` is not 0, relays take no more rows of the queue.
-    inbox          messages whose effects are committed, so that `job.once` skips them at a redelivery
+    outbox         the messages to publish. `sent_ms` is the time at which a relay sent the message. `note` is empty,
+                   or `again` if the row may have been sent before, or the version of reliq that refused the row and
+                   the reason.
+    outbox_calls   the publish calls of relays, until their rows (`seqs`) are marked as sent. After the time `again_ms`,
+                   any relay repeats the call. While `failures` is above 0, relays take no more rows of the queue.
+    inbox          the messages whose handlers have committed their changes. If such a message is redelivered,
+                   `job.once` skips the changes.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 Dialect = Literal["postgresql", "sqlite"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
-#: Matches an optional schema and a table prefix.
-#: Lower case and 63 characters only, because PostgreSQL changes other names.
+#: Matches an optional schema and a table prefix. Only short names in lower case are allowed, because PostgreSQL changes
+#: other names.
 _PREFIX = re.compile(r"(?:(?P<schema>[a-z_][a-z0-9_]{0,62})\.)?(?P<start>[a-z_][a-z0-9_]{0,39})")
 
-#: SQL for the current time by the database's clock, in Unix ms.
+#: SQL for the current time in Unix ms, by the clock of the database.
 NOW_MS: dict[Dialect, str] = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000.0 AS integer)",
@@ -46,7 +48,7 @@ _SEQUENCE = {
 }
 _BYTES = {"postgresql": "bytea", "sqlite": "blob"}
 _NUMBERS = {"postgresql": "bigint[]", "sqlite": "text"}
-#: Matches a named parameter such as `:id`, but not a cast such as `::text`.
+#: Matches a named parameter of an SQL statement such as `:id`, but not a cast such as `::text`.
 _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
 #: Error codes of PostgreSQL and error texts of SQLite for a missing table, column, schema or unique key.
 _MISSING_CODES = {"42P01", "42703", "3F000", "42P10"}
@@ -55,14 +57,14 @@ _MISSING_WORDS = ("no such table", "has no column named", "no such column", "ON 
 
 class Tables(NamedTuple):
     """
-    The names of the three tables.
+    The names of the tables of the outbox and the inbox.
 
     Attributes:
-        schema: the schema; empty for the default schema of the connection.
-        start: the prefix of the names.
-        outbox: the table of messages to publish.
-        calls: the table of the relays' calls.
-        inbox: the table of messages whose effects are committed.
+        schema: the database schema; empty for the default schema of the connection.
+        start: the prefix of the table names.
+        outbox: the table of the messages to publish.
+        calls: the table of the publish calls of relays.
+        inbox: the table of the messages whose handlers have committed their changes.
     """
 
     schema: str
@@ -89,14 +91,14 @@ class Tables(NamedTuple):
 
 
 def check_dialect(dialect: str) -> Dialect:
-    """Return `dialect`; raise ConfigurationError if it is not supported."""
+    """Return `dialect`. Raise ConfigurationError if reliq does not support this SQL dialect."""
     if dialect in DIALECTS:
         return dialect
     raise ConfigurationError(f"the outbox works in {' and '.join(DIALECTS)}, not in {str(dialect)[:40]!r}")
 
 
 def ddl(dialect: Dialect, prefix: str = OUTBOX_PREFIX) -> list[str]:
-    """Return the statements that create the tables and indexes if they do not exist."""
+    """Return the SQL statements that create the tables and indexes, if these do not exist."""
     tables = Tables.of(prefix)
     return [
         f"""CREATE TABLE IF NOT EXISTS {tables.outbox} (
@@ -130,7 +132,7 @@ def ddl(dialect: Dialect, prefix: str = OUTBOX_PREFIX) -> list[str]:
 
 def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     """
-    Return the tables as SQLAlchemy's MetaData, for `create_all` or for Alembic's `target_metadata`.
+    Return the tables as a `MetaData` of SQLAlchemy, for its `create_all` or for `target_metadata` of Alembic.
 
     Args:
         prefix: the prefix of the table names ("reliq_"); `schema.prefix` names a schema too.
@@ -149,7 +151,7 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
     outbox = sa.Table(
         f"{tables.start}outbox",
         schema,
-        # SQLite generates row numbers only in a column of type integer.
+        # SQLite generates row numbers only for a column of the type integer.
         sa.Column(
             "seq",
             sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
@@ -189,19 +191,20 @@ def metadata(prefix: str = OUTBOX_PREFIX) -> MetaData:
 
 class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    The publish options of a message, stored as JSON in its row; times are in ms.
+    The publish options of a message, which are stored as JSON in its outbox row. Times are in ms.
 
-    A relay refuses rows with options that its version does not support, instead of ignoring the options.
+    If a row has options that the version of a relay does not support, the relay refuses the row.
 
     Attributes:
         ttl_ms: the lifetime of the message.
-        retries: the number of retries.
-        delay_ms: the delay, counted from the insert of the row.
-        at_ms: the due time in Unix ms; None to use `delay_ms`.
-        window_ms: how long a chosen id stays blocked after the message ended; None for a generated id.
-        ignore_dedup: whether to publish an id that is still blocked after its end.
-        durability: the fields of `Durability`: kind, count, local and the timeout in ms; None for no confirmation.
-        keyed: whether the message has a key or a priority.
+        retries: how often the message may be retried.
+        delay_ms: the delay of the message, counted from the insert of the row.
+        at_ms: the due time of the message in Unix ms; None to use `delay_ms`.
+        window_ms: the deduplication window: how long a chosen id stays blocked after its message has ended. None for a
+            generated id.
+        ignore_dedup: whether to publish the message if its id is blocked only because an earlier message has ended.
+        durability: the fields of `Durability`: kind, count, local, and the timeout in ms. None for no confirmation.
+        keyed: whether the message has a message key or a priority.
     """
 
     ttl_ms: int
@@ -214,12 +217,12 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     keyed: bool = False
 
     def text(self) -> str:
-        """Return the options as JSON."""
+        """Return the publish options as JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def parse(cls, text: str) -> RowTerms:
-        """Parse the options of a row; raise ConfigurationError if this version does not support them."""
+        """Parse the publish options of a row. Raise ConfigurationError if this version does not support them."""
         try:
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
@@ -229,7 +232,7 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def confirmation(self) -> Durability:
-        """The confirmation by replicas or disk that the message needs to count as sent."""
+        """The confirmation by replicas or disk that is needed before the message counts as sent."""
         if self.durability is None:
             return Durability.NONE
         kind, count, local, timeout_ms = self.durability
@@ -239,13 +242,13 @@ class RowTerms(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 @dataclass(frozen=True, slots=True)
 class Statement:
     """
-    An SQL statement to run in the application's transaction.
+    An SQL statement that runs in the application's transaction.
 
     Attributes:
-        kind: `publish` inserts an outbox row, `once` inserts an inbox row unless the row exists, `prolong` extends the
-            time that an inbox row is kept.
-        tables: the table names.
-        values: the values of its parameters.
+        kind: `publish` inserts a row into the outbox. `once` inserts a row into the inbox if it does not exist.
+            `prolong` extends the time for which a row of the inbox is kept.
+        tables: the names of the tables.
+        values: the parameters of the statement.
     """
 
     kind: Literal["publish", "once", "prolong"]
@@ -259,11 +262,12 @@ class Statement:
 
     def sql(self, dialect: Dialect, *, two_phase: bool = False) -> str:
         """
-        Return the SQL with `:name` parameters.
+        Return the SQL text, which has parameters such as `:id`.
 
         Args:
-            two_phase: leave out NOTIFY, which PostgreSQL forbids in a transaction that is prepared for two-phase
-                commit.
+            dialect: the SQL dialect of the database.
+            two_phase: whether the transaction uses two-phase commit. If so, leave out NOTIFY, which PostgreSQL forbids
+                in such a transaction.
         """
         now = NOW_MS[dialect]
         if self.kind == "once":
@@ -282,30 +286,30 @@ class Statement:
         )
         if dialect == "sqlite" or two_phase:
             return insert
-        # PostgreSQL notifies listening relays when the transaction commits, and not if it is rolled back.
+        # PostgreSQL notifies the relays when the transaction is committed. If it is rolled back, it does not.
         return f"WITH written AS ({insert}) SELECT pg_notify('{self.table}', '')"
 
 
 def percent(sql: str) -> str:
-    """Convert `:name` parameters of an SQL text to `%(name)s` parameters."""
+    """Replace the parameters of an SQL text: `:id` becomes `%(id)s`."""
     return _NAMED.sub(r"%(\1)s", sql)
 
 
 def once_statement(queue: str, id: str, publication_id: int, keep_ms: int, prefix: str = OUTBOX_PREFIX) -> Statement:
-    """Return the statement that inserts the inbox row of a message."""
+    """Return the statement that inserts a message into the inbox, unless the inbox contains it already."""
     values = {"queue": queue, "id": id, "publication_id": publication_id, "keep_ms": keep_ms}
     return Statement("once", Tables.of(prefix), values)
 
 
 @contextmanager
 def explaining_missing_table(table: str) -> Iterator[None]:
-    """Convert errors of any database library about a missing or outdated table to ConfigurationError."""
+    """Inside the `with` block, convert database errors about a missing or outdated table to ConfigurationError."""
     try:
         yield
     except Exception as error:
         cause: BaseException | None = error
         while cause is not None:
-            driver_error = getattr(cause, "orig", None)  # the driver's error, if SQLAlchemy has wrapped it
+            driver_error = getattr(cause, "orig", None)  # SQLAlchemy stores the error of the driver in `orig`
             codes = {getattr(cause, "sqlstate", None), getattr(driver_error, "sqlstate", None)}
             if codes & _MISSING_CODES or any(words in str(cause) for words in _MISSING_WORDS):
                 raise ConfigurationError(

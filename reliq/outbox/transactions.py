@@ -1,7 +1,7 @@
 """
-Write a row of the outbox or the inbox in the application's open transaction.
+Write a row of the outbox or the inbox in an open database transaction of the application.
 
-The transaction can be of SQLAlchemy 2, Django, psycopg 3 or the standard library's sqlite3.
+The application may use SQLAlchemy 2, Django, psycopg 3, or sqlite3 of the standard library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACCEPTED = (
 
 
 class Transaction(Protocol):
-    """The methods that all supported blocking transactions have, for type checkers."""
+    """A type for all supported sessions and connections of blocking code, for type checkers."""
 
     def commit(self) -> None:
         """Commit the transaction."""
@@ -37,7 +37,7 @@ class Transaction(Protocol):
 
 
 class AsyncTransaction(Protocol):
-    """Async version of `Transaction`."""
+    """A type for all supported sessions and connections of async code, for type checkers."""
 
     def commit(self) -> Awaitable[None]:
         """Commit the transaction."""
@@ -48,10 +48,11 @@ class AsyncTransaction(Protocol):
 
 def write(tx: Transaction, statement: Statement) -> int:
     """
-    Run `statement` in the transaction of `tx` and return the number of written rows; do not commit.
+    Run `statement` in the open transaction of `tx`, without a commit. Return the number of written rows.
 
     Raises:
-        ConfigurationError: `tx` is not a supported transaction, is in autocommit mode, or the table does not exist.
+        ConfigurationError: `tx` is not a supported session or connection or is in autocommit mode, or the table does
+            not exist.
     """
     with explaining_missing_table(statement.table):
         written: int = _writer(tx, is_async=False)(tx, statement)
@@ -66,7 +67,7 @@ async def awrite(tx: AsyncTransaction, statement: Statement) -> int:
 
 
 def publish_statement(message: PreparedMessage, keys: Keys, durability: Durability, prefix: str) -> Statement:
-    """Return the statement that inserts a prepared message into the outbox."""
+    """Return the statement that inserts `message` into the outbox."""
     terms = message.terms
     confirmation = None
     if durability.kind != "none":
@@ -83,12 +84,12 @@ def publish_statement(message: PreparedMessage, keys: Keys, durability: Durabili
 
 
 def wrong_kind(wanted: str, tx: Any) -> ConfigurationError:
-    """Return the error for a `tx` of an unsupported type."""
+    """Return the error for a `tx` of the wrong type. `wanted` describes the supported types."""
     return ConfigurationError(f"the transaction must be {wanted}, not {type(tx).__module__}.{type(tx).__qualname__}")
 
 
 def autocommit(how: str) -> ConfigurationError:
-    """Return the error for a connection in autocommit mode; `how` explains how to begin a transaction."""
+    """Return the error for a connection in autocommit mode. `how` explains how to begin a transaction."""
     return ConfigurationError(
         f"no transaction is open and the connection is in autocommit: the row would be committed by itself; {how}"
     )
@@ -96,16 +97,16 @@ def autocommit(how: str) -> ConfigurationError:
 
 def is_in_transaction(tx: Any) -> bool:
     """
-    Return whether the application has opened a transaction on a connection of Django.
+    Return whether the application has opened a transaction on the Django connection `tx`.
 
-    The block that a TestCase opens around each test does not count, because it does not exist in production.
+    A transaction that Django's TestCase has opened for a test does not count, because it does not exist in production.
     """
     own_blocks = [block for block in tx.atomic_blocks if not block._from_testcase]  # noqa: SLF001  as durable=True
     return bool(own_blocks) or not (tx.in_atomic_block or tx.get_autocommit())
 
 
 def _writer(tx: Any, *, is_async: bool) -> Any:
-    """Return the writer from `_WRITERS` for the type of `tx`; raise ConfigurationError if there is none."""
+    """Return the function that writes with `tx`. Raise ConfigurationError if the type of `tx` is not supported."""
     for kind in type(tx).__mro__:
         if writers := _WRITERS.get(kind.__module__.partition(".")[0]):
             writer = writers[is_async]
@@ -118,7 +119,7 @@ def _writer(tx: Any, *, is_async: bool) -> Any:
 def _write_sqlite(tx: Any, statement: Statement) -> int:
     if not isinstance(tx, sqlite3.Connection):
         raise wrong_kind("the sqlite3.Connection", tx)
-    mode = getattr(tx, "autocommit", -1)  # -1 (always before Python 3.12) means: isolation_level applies
+    mode = getattr(tx, "autocommit", -1)  # -1 means that isolation_level applies
     begins_by_itself = mode is False or (mode is not True and tx.isolation_level is not None)
     if not (tx.in_transaction or begins_by_itself):
         raise autocommit("execute BEGIN IMMEDIATE first, and COMMIT at the end")
@@ -143,7 +144,7 @@ def _write_psycopg(tx: Any, statement: Statement) -> int:
     if not isinstance(tx, psycopg.Connection):
         raise wrong_kind("a psycopg.Connection; in async code use the method whose name begins with `a`", tx)
     sql = _psycopg_sql(tx, statement, "with connection.transaction():")
-    # Use `psycopg.Cursor`, because the connection's own cursor class may need other arguments.
+    # Use `psycopg.Cursor`, because a cursor class that the application has set may need other arguments.
     return _known_rows(psycopg.Cursor(tx).execute(sql, dict(statement.values)).rowcount)
 
 
@@ -157,17 +158,17 @@ async def _awrite_psycopg(tx: Any, statement: Statement) -> int:
 
 
 def _psycopg_sql(tx: Any, statement: Statement, begin: str) -> bytes:
-    """Return the SQL for psycopg; raise ConfigurationError outside a transaction."""
+    """Return the SQL of `statement` for psycopg. Raise ConfigurationError in autocommit mode without a transaction."""
     from psycopg.pq import TransactionStatus  # noqa: PLC0415  as above
 
     if tx.autocommit and tx.info.transaction_status == TransactionStatus.IDLE:
         raise autocommit(f"write `{begin}` around it")
-    two_phase = bool(getattr(tx, "_tpc", None))  # psycopg has no public name for this attribute, which tpc_begin sets
+    two_phase = bool(getattr(tx, "_tpc", None))  # `tpc_begin` sets this private attribute
     return percent(statement.sql("postgresql", two_phase=two_phase)).encode()
 
 
 def _known_rows(rows: int) -> int:
-    """Return `rows`; raise ConfigurationError in a pipeline, where psycopg has no number of rows yet."""
+    """Return `rows`. Raise ConfigurationError if it is negative, because psycopg is in pipeline mode."""
     if rows < 0:
         raise ConfigurationError(
             "in a pipeline of psycopg the number of written rows is not known: leave the pipeline first"
@@ -195,7 +196,7 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
         connection.begin()
     driver: Any = connection.connection.dbapi_connection
     if isinstance(driver, sqlite3.Connection) or connection.dialect.name == "sqlite":
-        within = getattr(driver, "driver_connection", driver)  # with aiosqlite, `driver` is a wrapper
+        within = getattr(driver, "driver_connection", driver)  # for aiosqlite, `driver` is a wrapper of the connection
         commits_by_itself = driver.isolation_level is None and not getattr(within, "in_transaction", True)
     else:
         commits_by_itself = bool(getattr(driver, "autocommit", False))
@@ -207,7 +208,7 @@ def _write_sqlalchemy(tx: Any, statement: Statement) -> int:
 
 
 async def _awrite_sqlalchemy(tx: Any, statement: Statement) -> int:
-    # This import needs greenlet, which every application with an async session has installed.
+    # This import needs greenlet. Every application that uses async sessions of SQLAlchemy has installed it.
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session  # noqa: PLC0415
 
     if isinstance(tx, async_scoped_session):
@@ -217,8 +218,8 @@ async def _awrite_sqlalchemy(tx: Any, statement: Statement) -> int:
     return await tx.run_sync(_write_sqlalchemy, statement)
 
 
-#: The writers of each library, for blocking and for async code. A text in place of a writer names the transaction that
-#: the caller must use instead.
+#: For each database library, the functions that write a row in blocking and in async code. If a library has no such
+#: function, there is a text that tells the caller which transaction to use instead.
 _WRITERS: dict[str, tuple[Any, Any]] = {
     "sqlalchemy": (_write_sqlalchemy, _awrite_sqlalchemy),
     "django": (
