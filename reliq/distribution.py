@@ -21,7 +21,7 @@ _FOLDER = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120  importing 
 #: import, because `sys.path` may change later.
 _IS_CHECKOUT = sys.path[:1] == [_FOLDER]
 
-#: How to remove the conflict. If two installed packages contain the same file, removing one of them with pip deletes the
+#: How to end the conflict. If two installed packages contain the same file, removing one of them with pip deletes the
 #: file and breaks the other package.
 _REMEDY = f"run `pip uninstall reliq {NAME}`, then install {NAME} again; programs that need the other reliq go into a venv of their own"
 

@@ -1,8 +1,8 @@
 """
-Events of messages and worker processes, and how observers are called with them.
+Events of messages and worker processes, and the function that calls observers with them.
 
-Logs, metrics and the test kit's recorder are observers of the same events. If an observer raises, `notify` continues
-with the next observer.
+The logs and the metrics of reliq are observers of these events. If an observer raises an exception, `notify` ignores
+the exception and calls the next observer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     The base class of all events.
 
     Attributes:
-        queue: the queue's name; empty for events of a whole process.
+        queue: the name of the queue; empty if the event does not belong to a queue.
     """
 
     queue: str
@@ -41,7 +41,7 @@ class Published(OfMessages, frozen=True, gc=False):
 
 class Unconfirmed(OfMessages, frozen=True, gc=False):
     """
-    Messages were published, but too few replicas confirmed them in time.
+    Messages were published, but the replicas or disks that `durability` requires did not confirm them in time.
 
     Attributes:
         why: which confirmations are missing, as text.
@@ -52,12 +52,13 @@ class Unconfirmed(OfMessages, frozen=True, gc=False):
 
 class PublishEnded(Event, frozen=True, gc=False):
     """
-    A call that publishes messages has ended, successfully or not.
+    A script call that publishes messages has ended, successfully or not.
 
     Attributes:
-        seconds: the duration of the call.
-        outcomes: the number of messages by outcome: `published`, `duplicate` or `tombstoned`; after a failed call
-            `refused`, or `unknown` if Redis may have stored the messages.
+        seconds: how long the script call took.
+        outcomes: the number of messages for each outcome. Outcomes are `published` and the other values of
+            `Receipt.status`. If the script call failed, the outcome is `refused`, or `unknown` if Redis may have stored
+            the messages.
     """
 
     seconds: float
@@ -66,7 +67,7 @@ class PublishEnded(Event, frozen=True, gc=False):
 
 class Promoted(Event, frozen=True, gc=False):
     """
-    Scheduled messages are due now.
+    Scheduled messages have become due.
 
     Attributes:
         count: the number of messages.
@@ -76,17 +77,17 @@ class Promoted(Event, frozen=True, gc=False):
 
 
 class Claimed(OfMessages, frozen=True, gc=False):
-    """This process has claimed messages and has their leases."""
+    """This process has claimed messages, so it now has their leases."""
 
 
 class Reclaimed(Event, frozen=True, gc=False):
     """
-    A worker reclaimed messages from `unack`, because their lease or backoff was over.
+    A worker moved messages out of the state `unack`, because their lease had expired or their backoff had ended.
 
     Attributes:
-        overdue: ids of messages whose lease expired; they are redelivered.
-        again: ids of nacked messages whose backoff is over; they are redelivered.
-        buried: ids of messages without a retry left; they become dead letters.
+        overdue: the ids of messages whose lease expired and that will be redelivered.
+        again: the ids of messages whose backoff ended and that will be redelivered.
+        buried: the ids of messages that have no retry left and will become dead letters.
     """
 
     overdue: tuple[str, ...]
@@ -95,33 +96,33 @@ class Reclaimed(Event, frozen=True, gc=False):
 
 
 class Inconsistent(OfMessages, frozen=True, gc=False):
-    """Messages get no retry, because their retry count was missing or not a number."""
+    """Messages cannot be retried, because their number of retries was missing in Redis or was not a number."""
 
 
 class Acked(OfMessages, frozen=True, gc=False):
-    """Messages were acked: their handlers ended successfully."""
+    """Messages were acked, because their handlers succeeded."""
 
 
 class Expired(OfMessages, frozen=True, gc=False):
-    """Messages expired before their delivery, or Redis evicted them."""
+    """Messages expired before they were delivered, or Redis evicted them from memory."""
 
 
 class Nacked(OfMessages, frozen=True, gc=False):
-    """Messages failed or were rejected."""
+    """Messages were nacked or rejected, because their handlers failed."""
 
 
 class Snoozed(OfMessages, frozen=True, gc=False):
-    """A handler postponed messages."""
+    """Messages were postponed, because their handlers raised or returned `Snooze`."""
 
 
 class Throttled(OfMessages, frozen=True, gc=False):
     """
-    A handler raised or returned `RateLimited`, so message keys are throttled.
+    Message keys were throttled, because handlers raised or returned `RateLimited`.
 
-    The messages of the handler were returned to their queue.
+    The messages of these handlers were returned to their queue.
 
     Attributes:
-        keys: the throttled message keys; an empty text means the whole queue.
+        keys: the throttled message keys. An empty text means that the whole queue is throttled.
         seconds: how long the keys are throttled.
     """
 
@@ -130,15 +131,15 @@ class Throttled(OfMessages, frozen=True, gc=False):
 
 
 class Released(OfMessages, frozen=True, gc=False):
-    """Messages were returned to the queue without using a retry, for example before a shutdown."""
+    """Messages were returned to the queue without using up a retry, for example during a shutdown."""
 
 
 class LeaseLost(OfMessages, frozen=True, gc=False):
     """
-    Redis refused to settle messages or renew their leases, because the leases had expired.
+    Redis refused to ack or nack messages or to renew their leases, because this process no longer has the leases.
 
     Attributes:
-        verb: the refused call: ack, nack, extend, …
+        verb: the refused operation, for example ack, nack or extend.
     """
 
     verb: str
@@ -158,7 +159,7 @@ class Redriven(OfMessages, frozen=True, gc=False):
 
 class Purged(Event, frozen=True, gc=False):
     """
-    An operator deleted messages.
+    An operator purged the queue, which deleted messages.
 
     Attributes:
         count: the number of messages.
@@ -169,15 +170,18 @@ class Purged(Event, frozen=True, gc=False):
 
 class Ticked(Event, frozen=True, gc=False):
     """
-    A tick (due run) of a periodic job was published or skipped, or an operator ran the job.
+    The message of a periodic job for one due time (tick) was published, or the tick was skipped or missed.
+
+    This event is also sent when an operator runs a periodic job.
 
     Attributes:
         entry: the name of the periodic job.
-        at: the planned time of the tick, in Unix seconds.
-        outcome: `published`; `paused` or `overlap` if the tick was skipped; `missed` if no process published it in
-            time.
-        missed: how many ticks since the last published or skipped tick were missed; counts this tick too if `outcome`
-            is `missed`. 0 if `outcome` is `paused`.
+        at: the planned time of the tick, in unix seconds.
+        outcome: `published`: the message was published. `paused`: the tick was skipped, because the job is paused.
+            `overlap`: the tick was skipped, because the previous message has not ended. `missed`: no process published
+            the message in time.
+        missed: how many ticks were missed since the last tick that was published or skipped. If `outcome` is `missed`,
+            this tick is counted too. If `outcome` is `paused`, the number is 0.
     """
 
     entry: str
@@ -188,9 +192,9 @@ class Ticked(Event, frozen=True, gc=False):
 
 class ScheduleReplaced(Event, frozen=True, gc=False):
     """
-    A newer process declares another schedule for a periodic job.
+    A newer process has declared a different schedule for a periodic job of this process.
 
-    This process no longer publishes the job.
+    This process no longer publishes messages of the job.
 
     Attributes:
         entry: the name of the periodic job.
@@ -205,8 +209,9 @@ class Started(Event, frozen=True, gc=False):
 
     Attributes:
         id: the message id.
-        attempt: the number of the delivery, 1 for the first; None for a body without reliq's envelope.
-        lag: seconds since the due time, by this machine's clock; None if unknown.
+        attempt: the number of the delivery; 1 for the first delivery, None for a message without reliq's header.
+        lag: the time since the due time of the message, in seconds, by the clock of this host. None if the due time is
+            not known.
     """
 
     id: str
@@ -216,20 +221,22 @@ class Started(Event, frozen=True, gc=False):
 
 class Handled(Event, frozen=True, gc=False):
     """
-    A handler has ended or exceeded its timeout.
+    A handler has ended or has exceeded its timeout.
 
-    For a batch, there is an event for each message.
+    A handler of batches causes one event for each message of the batch.
 
     Attributes:
         id: the message id.
-        attempt: the number of the delivery, 1 for the first; None for a body without reliq's envelope.
+        attempt: the number of the delivery; 1 for the first delivery, None for a message without reliq's header.
         outcome: `ack`, `nack`, `reject`, `snooze`, `rate_limited` or `timeout`.
-        seconds: how long the handler ran; for a batch divided by the number of messages.
-        error: the reason of the outcome; for an exception its class and text, which may contain parts of the body.
-        raised: class and source line of an exception, without parts of the body; empty without an exception.
-        failed: whether the cause was an exception, a timeout, an undecodable body, or a `Nack` without retries left.
-        trace_id: the OpenTelemetry trace id of the delivery, as in `Job.trace_id`; empty without a trace.
-        task: the name of the task; `unknown` for a task that this worker does not have, empty in a queue without tasks.
+        seconds: how long the handler ran. For a batch, this time is divided by the number of messages.
+        error: the reason for the outcome. For an exception, this is its class and text, which may contain parts of the
+            body.
+        raised: class and source lines of the exception, without parts of the body. Empty if no exception was raised.
+        failed: whether the cause was an exception, a timeout, a body that cannot be decoded, or a `Nack` without
+            retries left.
+        trace_id: the OpenTelemetry trace id of the delivery, see `Job.trace_id`. Empty if there is no trace.
+        task: the name of the task. `unknown` if this worker does not have the task; empty in a queue without tasks.
     """
 
     id: str
@@ -248,9 +255,9 @@ class RenewalLate(Event, frozen=True, gc=False):
     A lease was renewed later than planned.
 
     Attributes:
-        seconds: the delay.
-        cause: `redis` if this process spent most of the delay waiting for the reply to the previous renewal; otherwise
-            `process`, because the process itself was delayed.
+        seconds: how much later than planned.
+        cause: `redis`: this process spent most of the delay waiting until Redis replied to the previous renewal.
+            `process`: this process itself was delayed.
     """
 
     seconds: float
@@ -259,13 +266,14 @@ class RenewalLate(Event, frozen=True, gc=False):
 
 class CountersRegressed(Event, frozen=True, gc=False):
     """
-    The queue's count of claims decreased, so Redis has lost data.
+    The counter of claimed messages in Redis has decreased, so Redis has lost data of the queue.
 
-    Redis was flushed or restarted without its data, or a replica without the newest data was promoted.
+    Possible causes: Redis was flushed, it was restarted without its data, or a replica without the newest data became
+    the primary.
 
     Attributes:
-        before: the last known count of claims.
-        after: the count of claims now.
+        before: the value of the counter when this process last read it.
+        after: the current value of the counter.
     """
 
     before: int
@@ -274,15 +282,15 @@ class CountersRegressed(Event, frozen=True, gc=False):
 
 class RedisUnavailable(Event, frozen=True, gc=False):
     """
-    A part of the worker could not reach Redis and retries.
+    A component of the worker could not reach Redis. It tries again.
 
-    `queue` is empty if no server answered. If only some servers are unavailable, `queue` is the name of a queue on an
-    unavailable server.
+    `queue` is empty if all Redis servers are unavailable. If only some servers are unavailable, `queue` is the name of
+    a queue on such a server.
 
     Attributes:
-        part: the part of the worker, for example `fetcher` or `settler`.
-        error: the error, as text.
-        refusal: the code of a temporary error reply, for example READONLY; empty without a reply.
+        part: the component of the worker, for example `fetcher` or `settler`.
+        error: the text of the error.
+        refusal: if Redis replied with a temporary error, the error code, for example READONLY; otherwise empty.
     """
 
     part: str
@@ -292,12 +300,10 @@ class RedisUnavailable(Event, frozen=True, gc=False):
 
 class RedisRecovered(Event, frozen=True, gc=False):
     """
-    A part of the worker reached Redis again.
-
-    `queue` is the same as in the event `RedisUnavailable` of this part.
+    A component of the worker has reached Redis again, after an event `RedisUnavailable` with the same `queue`.
 
     Attributes:
-        part: the part of the worker.
+        part: the component of the worker.
     """
 
     part: str
@@ -305,13 +311,13 @@ class RedisRecovered(Event, frozen=True, gc=False):
 
 class RedisRefused(Event, frozen=True, gc=False):
     """
-    Redis refused a command of a part of the worker; the part retries.
+    Redis refused a command of a component of the worker. The component tries again.
 
     `queue` may be empty.
 
     Attributes:
-        part: the part of the worker.
-        error: the error, as text.
+        part: the component of the worker.
+        error: the text of the error.
     """
 
     part: str
@@ -320,13 +326,13 @@ class RedisRefused(Event, frozen=True, gc=False):
 
 class OutboxSeen(Event, frozen=True, gc=False):
     """
-    A relay counted the waiting rows of its outbox. `queue` is empty.
+    An outbox relay has counted the messages in its outbox table that are not published yet. `queue` is empty.
 
-    While the database is unavailable, the relay repeats the event with the last count and an increasing age.
+    While the database is unavailable, the relay repeats this event with the last number and an increasing age.
 
     Attributes:
-        waiting: the number of waiting rows, at most 100,000.
-        oldest_seconds: the age of the oldest waiting row, in seconds.
+        waiting: the number of these messages, at most 100,000.
+        oldest_seconds: the age of the oldest of these messages, in seconds.
     """
 
     waiting: int
@@ -335,19 +341,19 @@ class OutboxSeen(Event, frozen=True, gc=False):
 
 class DatabaseUnavailable(Event, frozen=True, gc=False):
     """
-    The database of a relay was unavailable or refused a statement; the relay retries.
+    The database of an outbox relay is unavailable or refused an SQL statement. The relay tries again.
 
     `queue` is empty.
 
     Attributes:
-        error: the error, as text.
+        error: the text of the error.
     """
 
     error: str
 
 
 class DatabaseRecovered(Event, frozen=True, gc=False):
-    """The database of a relay answers again. `queue` is empty."""
+    """The database of an outbox relay is available again. `queue` is empty."""
 
 
 class WorkerReady(Event, frozen=True, gc=False):
@@ -355,7 +361,7 @@ class WorkerReady(Event, frozen=True, gc=False):
     This worker process has started to claim messages. `queue` is empty.
 
     Attributes:
-        queues: the names of the queues that it serves.
+        queues: the names of the queues from which it claims messages.
     """
 
     queues: tuple[str, ...]
@@ -363,11 +369,11 @@ class WorkerReady(Event, frozen=True, gc=False):
 
 class WorkerStopping(Event, frozen=True, gc=False):
     """
-    This worker process is shutting down; the event is repeated every 5 s. `queue` is empty.
+    This worker process is shutting down. The event is repeated every 5 s until the end. `queue` is empty.
 
     Attributes:
         running: the number of running handlers.
-        grace: the seconds that are left for these handlers.
+        grace: how many seconds these handlers still have to finish.
     """
 
     running: int
@@ -380,7 +386,7 @@ class ProcessEnded(Event, frozen=True, gc=False):
 
     Attributes:
         pid: the process id.
-        reason: why the process is replaced, in one word; empty if it is not replaced.
+        reason: why a new process replaces this process, in one word; empty if no process replaces it.
     """
 
     pid: int
@@ -389,18 +395,18 @@ class ProcessEnded(Event, frozen=True, gc=False):
 
 class Observer(Protocol):
     """
-    A callable that is called with every event.
+    A function or other callable that is called with every event.
 
     If the observer has an attribute `kinds`, a tuple of event classes, it is called only with events of these classes.
-    If it has an attribute `wants_success` that is false, it is not called for handlers that ended successfully. Use both
-    attributes to save time: events of single messages are expensive, and a worker does not create events that no
-    observer accepts.
+    If it has an attribute `wants_success` that is False, it is not called when a handler ends successfully. Both
+    attributes save time, because a worker does not create events that no observer accepts, and creating an event for
+    each message is expensive.
 
     Example: `Consumer(observers=[lambda event: print(event)])`
     """
 
     def __call__(self, event: Event, /) -> None:
-        """Handle `event`; return quickly, because the thread that caused the event waits for all observers."""
+        """Process an event. Return quickly, because the thread that caused the event waits for all observers."""
 
 
 def wanting(observers: Iterable[Observer], kind: type[Event]) -> list[Observer]:
@@ -412,7 +418,7 @@ def notify(observers: Iterable[Observer], events: Iterable[Event]) -> None:
     """
     Call every observer with every event.
 
-    Exceptions of observers are ignored, even SystemExit, but not KeyboardInterrupt.
+    Exceptions that observers raise are ignored, even SystemExit, but not KeyboardInterrupt.
     """
     for event in events:
         for observer in observers:
