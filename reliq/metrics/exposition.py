@@ -48,7 +48,7 @@ class Family:
 
 
 class Collector(ABC):
-    """A source of metrics; also a valid collector for a registry of prometheus_client."""
+    """A source of metrics, which an application can also register in a registry of prometheus_client."""
 
     @abstractmethod
     def families(self) -> Iterable[Family]:

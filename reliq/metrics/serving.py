@@ -50,8 +50,8 @@ REQUEST_SECONDS = 10.0
 CONNECTION_LIMIT = 32
 #: If this process has no free file descriptor, the server waits this many seconds before it accepts a connection again.
 EXHAUSTED_SECONDS = 0.1
-#: A page that is larger than a network packet is compressed if the client accepts gzip.
-#: A higher level of compression would make the page 20 % smaller, but take several times the CPU time.
+#: A response that is larger than a network packet is compressed if the client accepts gzip.
+#: A higher level of compression would make the response 20 % smaller, but take several times the CPU time.
 GZIP_BYTES = 1400
 GZIP_LEVEL = 1
 #: Matches an Accept-Encoding header that contains `gzip`, but not with `q=0`, which forbids it.
@@ -62,7 +62,7 @@ Registry = CollectorRegistry
 
 class Endpoint(ThreadingTCPServer):
     """
-    An HTTP server for metrics and probes, with its own threads; runs while its `with` block runs.
+    An HTTP server for metrics and health checks. It runs in its own threads while its `with` block runs.
 
     Each connection uses a thread and a file descriptor of a process that also handles messages. So the number of
     connections and the duration of each connection are limited.
@@ -131,7 +131,8 @@ class Endpoint(ThreadingTCPServer):
             excess = len(self._accepted) - CONNECTION_LIMIT
             for at, (connection, accepted_at) in enumerate(self._accepted.items()):
                 if at < excess or time.monotonic() - accepted_at > REQUEST_SECONDS:
-                    # Make the connection's thread fail and close it. The client may have closed the connection already.
+                    # This makes the thread of the connection fail and close the connection.
+                    # It raises OSError if the client has closed the connection already.
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
 
@@ -205,7 +206,7 @@ def of_one_process(
     registry: Registry | None = None,
 ) -> Iterator[Endpoint | None]:
     """
-    Serve the metrics of a worker that runs in this process; without a port, only add them to `registry`.
+    Serve the metrics of a worker that runs in this process. If `port` is None, only add the metrics to `registry`.
 
     Args:
         observers: the observers of the worker; inside the `with` block, the list also contains the observers for

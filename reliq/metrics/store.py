@@ -69,8 +69,8 @@ class Files:
     """
     The files in `folder()` in which prometheus_client stores the metrics of each process.
 
-    The constructor creates the folder, or removes the files of an earlier run. A lock prevents that a scrape reads the
-    files while `sweep` merges files of dead processes.
+    The constructor creates the folder, or removes the files of an earlier run. A lock prevents a scrape from reading
+    the files while `sweep` merges the files of dead processes.
     """
 
     def __init__(self, folder: Callable[[], Path]) -> None:

@@ -204,12 +204,12 @@ class OrphanKiller:
             text=True,
             start_new_session=True,
         )
-        self._process.wait()  # the started process forks the guard and ends at once
+        self._process.wait()  # this process only forks the guard, and then ends
 
     def note(self, pid: int, *, begins: bool) -> None:
         """Notify the guard that the worker process `pid` has started, if `begins` is True, or has ended."""
         if self._process.stdin is not None:
-            with suppress(OSError):  # the guard process was killed
+            with suppress(OSError):  # the guard process may have been killed
                 self._process.stdin.write(f"{'+' if begins else '-'}{pid}\n")
                 self._process.stdin.flush()
 
@@ -270,7 +270,7 @@ class HeartbeatMonitor:
 
     def gil_holders(self, pid: int, threads: set[int], now: float) -> set[int]:
         """
-        Return those thread ids of `threads` whose thread may hold the GIL.
+        Return which of the thread ids `threads` belong to threads that may hold the GIL.
 
         The thread that used the most CPU time during the silence holds the GIL. If no thread used CPU time, return the
         threads without context switches, because a thread that waits for the GIL switches contexts often. If neither
@@ -410,7 +410,7 @@ class Child:
         """
         Pause the process by SIGSTOP within a `with` block.
 
-        The `with` statement returns True if the process is paused, and has given no sign of life since the supervisor
+        The context manager yields True if the process is paused, and has given no sign of life since the supervisor
         last checked it.
         """
         self.signal(signal.SIGSTOP)
@@ -448,7 +448,7 @@ class Child:
         """
         Return whether half of the shortest lease has passed since the first call in `overran` exceeded its timeout.
 
-        The shortest lease is computed from the handlers of the calls in `overran`.
+        Only the leases of the queues of these calls count.
         """
         queues = {row.queue for row in overran}
         leases = [handler.lease_seconds for handler in self.handlers if handler.queue.name in queues]

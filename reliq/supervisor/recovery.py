@@ -251,7 +251,7 @@ class Recovery:
         return count
 
     def _of_each(self, child: Child, settle: Callable[[Keys, list[Claimed]], None]) -> None:
-        """Call `settle` for each shard of the process' queues, with the messages that the process has leased there."""
+        """Call `settle` for each shard of the process' queues, with the messages that the process leased from it."""
         lanes = child.board.lanes
         shards = self.shards(list(lanes))
         self._each(shards, lambda keys: settle(keys, self.held(keys, lanes[keys.name])))

@@ -169,15 +169,19 @@ class ProcessStatus:
             time.sleep(BOARD_SECONDS)
 
     def report(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write the unfinished messages behind the status; the supervisor reads them when this process has ended."""
+        """
+        Write the unfinished messages to the file in memory, after the status.
+
+        The supervisor reads these messages when this process has ended.
+        """
         os.pwrite(self._descriptor, json.dumps(rows).encode(), len(self._memory))
 
     def begins(self, run: HandlerCall) -> None:
         """
         Write the row of a handler call that is about to begin.
 
-        The thread of the handler calls this method before the handler. Later, the handler may hold the GIL, and this
-        process could not write the row.
+        The thread of the handler calls this method before it calls the handler. If the handler then holds the GIL, the
+        supervisor can still read the row.
         """
         queue = run.deliveries[0].queue
         if queue not in self._lanes:
@@ -196,8 +200,8 @@ class ProcessStatus:
         """
         Write which handler call the event loop runs now, and return the handler call that it ran before.
 
-        `run` is the handler call whose coroutine now runs until its next `await` that waits. None means that the event
-        loop runs no handler call.
+        `run` is the handler call whose coroutine runs now, until it waits for something. None means that the event loop
+        runs no handler call.
         """
         before = self._stepping
         self._stepping = run

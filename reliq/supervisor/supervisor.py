@@ -375,7 +375,7 @@ class Supervisor:
         if code == EXIT_CONFIG and not self._has_worked:
             self._exit_code = EXIT_CONFIG
         elif code == 0 and self._plan.settings.burst and has_reported:
-            child.done = True  # without a report, a handler has called os._exit(0)
+            child.done = True  # if there is no report, a handler has called os._exit(0)
         elif not self._stopping:
             reason = child.why(code)
             level = logging.INFO if reason == "jobs" else logging.WARNING
