@@ -420,7 +420,7 @@ class Consumer(Registration):
 
             def enter() -> None:
                 entered()
-                locked.enter_context(self._stop_lock)  # if a handler calls `stop`, it waits until `start` has finished
+                locked.enter_context(self._stop_lock)  # a handler that calls `stop` waits until `start` has finished
 
             engine.start(enter, self.before_call, self.note_step)
             self._engine = engine
@@ -444,7 +444,7 @@ class Consumer(Registration):
             return 0
 
         def is_over() -> bool:
-            if signals.numbers or engine.stopping.is_set():  # if a handler calls `stop`, it sets `stopping`
+            if signals.numbers or engine.stopping.is_set():  # a handler that calls `stop` sets `stopping`
                 return True
             return bool(settings.burst) and engine.is_drained(delayed=settings.burst == "delayed")
 
@@ -626,7 +626,7 @@ class StopSignals(SignalNotes):
 
 
 def end_at_once(number: int, _frame: FrameType | None) -> None:
-    """End the process immediately. This is the signal handler before a worker runs."""
+    """End the process immediately. This is the signal handler for the time before a worker runs."""
     os._exit(EXIT_SECOND_SIGNAL if number == signal.SIGINT else 0)
 
 

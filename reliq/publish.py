@@ -165,7 +165,7 @@ class Conflict(NamedTuple):
 
 
 class CallTerms(NamedTuple):
-    """The publish options that are equal for all messages of one script call. Durations are in ms."""
+    """The publish options that are the same for all messages of one script call. Times are in ms."""
 
     at_ms: int | None
     delay_ms: int
@@ -224,7 +224,12 @@ class ShardBatch(NamedTuple):
         return transitions.ask(self.old_home or self.keys, ids, fence=self.fence, replace=ignores)
 
     def free(self, answers: Sequence[AskStatus]) -> ShardBatch:
-        """Return a batch with only the messages whose ids are unused, by the reply to `question` in `answers`."""
+        """
+        Return a batch with only the messages whose ids are unused in `old_home`.
+
+        Args:
+            answers: for each message, the result of the script call that `question` returns.
+        """
         free = [at for at, answer in enumerate(answers) if answer == "free"]
         return self._replace(orders=[self.orders[at] for at in free], places=[self.places[at] for at in free])
 
@@ -864,7 +869,7 @@ class Sender:
         return self._batchers[loop]
 
     def _notify_ended(self, began: float, outcomes: Mapping[str, int]) -> None:
-        """Notify the observers that a publish has ended; `began` is its start by `time.monotonic`."""
+        """Notify the observers that a script call has ended; `began` is its start by `time.monotonic`."""
         notify(self._watching, [PublishEnded(self._writer.keys.name, time.monotonic() - began, outcomes)])
 
     def _failed(self, part: ShardBatch, call_number: CallNumber, error: BaseException, began: float) -> bool:

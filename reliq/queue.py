@@ -330,7 +330,8 @@ class Queue(Generic[B]):
             `Durability.replicas(1)` or `Durability.aof()`. Default: `Durability.NONE`.
         validate: whether each publish decodes the encoded body, and refuses it if a worker would get a different
             value. False saves some microseconds per message. Default: True.
-        url: a Redis URL or a redis-py client. Default: None, the environment variable RELIQ_URL, read at the first use.
+        url: a Redis URL or a redis-py client. Default: None, which means the environment variable RELIQ_URL. It is read
+            when the queue is used for the first time.
         layout: the format of the Redis keys; `Layout.hdt3213()` shares a queue with HDT3213/delayqueue programs in Go.
             Default: `Layout.RELIQ`.
         observers: functions that are called with every event of this queue object. Default: none.
@@ -338,9 +339,9 @@ class Queue(Generic[B]):
             that is stored in Redis.
         ordered: True runs the messages of one key one at a time, in publish order. Default: False.
         per_key: how many messages of one key may run at the same time, over all workers. Default: None, no limit.
-        rate: how many messages may start per second, minute or hour, for example "100/s", "5/m" or "1000/h". "by cost"
-            limits the sum of their costs instead, for example "100000/m by cost". A list may contain one rate of each
-            kind. Default: None, no limit.
+        rate: how many messages may start per second, minute or hour, for example "100/s", "5/m" or "1000/h". A rate
+            by cost limits the sum of their costs instead, for example "100000/m by cost". A list may contain one rate of
+            each kind. Default: None, no limit.
         burst: how many messages may start at the same time after a quiet time; for a rate by cost, the sum of their
             costs. Default: None, the number that `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the
             number in `rate`.
@@ -830,8 +831,8 @@ class Queue(Generic[B]):
         Args:
             letters: up to 500 `DeadLetter` objects, as returned by `dead_letters`.
             delay: the time from now until the messages are due, in seconds or as a timedelta. Default: 0.
-            retries: the number of retries of each message. Default: None, which means the number given
-                when it was published.
+            retries: the number of retries of each message. Default: None, which means the number with which it was
+                published first.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -1044,7 +1045,7 @@ class Queue(Generic[B]):
         """
         Send a request to every shard in one round trip, and return the results in the order of the shards.
 
-        If a request of several fails, its result is the exception.
+        If the queue has several shards, the result of a failed request is its exception.
 
         Args:
             make: creates the request for a shard.
@@ -1070,7 +1071,8 @@ class PublishedMessage(Generic[R_co]):
     A published message, for reading its status.
 
     Attributes:
-        life: the publish time in unix ms. Results of other messages with the same id are ignored; None accepts them.
+        life: the publish time in unix ms, by which results of other messages with the same id are ignored. None accepts
+            these results too.
         decode: a function that decodes the result of the handler.
     """
 
