@@ -40,7 +40,7 @@ Runs = dict[tuple[int, int, int], str]
 
 
 def run(jobs: int) -> bool:
-    """Run the demo. Return whether no job was lost, and whether all jobs that ran in the killed process ran again."""
+    """Run the demo. Return True if no job was lost and all jobs that ran in the killed process ran again."""
     exit_on_signals()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reliq-")))

@@ -40,7 +40,7 @@ def mood_of(number: int) -> Mood:
 
 @consumer.handler(ERRANDS, lease=2, backoff=wait_random(0.1, 0.5))
 def run_errand(errand: Errand, job: Job[Errand]) -> None:
-    """Succeed, wait or fail as the job demands. Write the start and the end of the run to the journal."""
+    """Succeed, wait or fail, depending on `mood` in the body. Write the start and the end of the run to the journal."""
     _write(errand, job, "began")
     outcome = "failed"
     try:

@@ -76,7 +76,7 @@ class Bulk:
 
 
 def command(function: Callable[..., Any]) -> Callable[..., None]:
-    """Return a command with the option --json. It calls a function, and prints the result."""
+    """Return a command that calls a function and prints the result. The command has the option --json."""
     return framed(function, {"json": Json})
 
 

@@ -17,8 +17,8 @@ ENVIRONMENT = dict(os.environ)
 FILE = "pyproject.toml"
 TABLE = "reliq"
 VARIABLE_PREFIX = "RELIQ_"
-#: For a Service named reliq-metrics, Kubernetes sets RELIQ_METRICS_PORT to tcp://HOST:PORT. Values with this start are
-#: ignored.
+#: Values that start with this text are ignored: for a Service named reliq-metrics, Kubernetes sets RELIQ_METRICS_PORT
+#: to tcp://HOST:PORT.
 _SERVICE_LINK = "tcp://"
 #: The return value of `settings_found` is stored in `typer.Context.meta` under this key.
 FOUND = "reliq.settings"

@@ -93,7 +93,7 @@ def show(watcher: Watcher, place: str, seconds: float) -> None:
     live = Live(console=terminal, screen=True, auto_refresh=False)
     try:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        sample = watcher.look()  # before the screen starts, so that the user sees an error after it
+        sample = watcher.look()  # before the full screen starts, so that an error stays visible
         live.start()
         trouble = ""
         while True:

@@ -240,9 +240,9 @@ def configure_logging(level: str, format: str = "auto") -> bool:
 
 def enable_logging() -> None:
     """
-    Enable reliq's loggers again.
+    Enable reliq's loggers again after `logging.config` has disabled them.
 
-    If an application uses `logging.config`, this disables all existing loggers by default.
+    By default, `logging.config` disables all loggers that exist when an application calls it.
     """
     for logger in _loggers():
         logger.disabled = False

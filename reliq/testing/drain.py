@@ -87,7 +87,7 @@ class Calls:
         self._loop.close()
 
     def run(self, runner: Runner, call: HandlerCall) -> Returned:
-        """Run one handler call until it has an outcome; return the handler's result and exception."""
+        """Run the handler of a call; return its result and exception. Both are None if the leases have expired."""
         if not runner.begin(call):
             return None, None
         return self._await(runner.arun(call)) if call.handler.is_async else runner.run(call)
@@ -95,9 +95,10 @@ class Calls:
     @contextmanager
     def lifespan(self, consumer: Consumer, state: Any) -> Iterator[Any]:
         """
-        Enter the consumer's lifespan and yield its state; if `state` is not None, only yield `state`.
+        Enter the consumer's lifespan and yield its value for `job.state`.
 
-        The same asyncio task runs the start and the end of an async lifespan.
+        If `state` is not None, do not enter the lifespan, and yield `state`. The same asyncio task runs the start and
+        the end of an async lifespan.
         """
         manager = consumer.lifespan() if state is None and consumer.lifespan is not None else nullcontext(state)
         if not hasattr(manager, "__aenter__") or isinstance(manager, nullcontext):
@@ -130,7 +131,7 @@ class AsyncCalls:
     """Runs handlers on the event loop of an async test. A sync handler blocks the event loop."""
 
     async def run(self, runner: Runner, call: HandlerCall) -> Returned:
-        """Run one handler call until it has an outcome; return the handler's result and exception."""
+        """Run the handler of a call; return its result and exception. Both are None if the leases have expired."""
         if not runner.begin(call):
             return None, None
         if not call.handler.is_async:
@@ -142,7 +143,11 @@ class AsyncCalls:
 
     @asynccontextmanager
     async def lifespan(self, consumer: Consumer, state: Any) -> AsyncIterator[Any]:
-        """Enter the consumer's lifespan and yield its state; if `state` is not None, only yield `state`."""
+        """
+        Enter the consumer's lifespan and yield its value for `job.state`.
+
+        If `state` is not None, do not enter the lifespan, and yield `state`.
+        """
         manager = consumer.lifespan() if state is None and consumer.lifespan is not None else nullcontext(state)
         if hasattr(manager, "__aenter__"):
             async with manager as yielded:
@@ -216,7 +221,7 @@ class Drain:
         travel: a function that moves the clock forward by some seconds. If no message is due, the drain calls it to
             reach the next due time. With None, the drain ends instead.
         fail_fast: whether to raise the first failure of a handler.
-        most: maximum number of deliveries; the drain fails after more.
+        most: maximum number of deliveries. After more deliveries, the drain raises AssertionError.
     """
 
     def __init__(
@@ -326,7 +331,7 @@ class Drain:
             self._client.run(burial(keys, handler.queue.settings, ids))
 
     def _count(self, handler: Handler, claimed: Claimed, outcome: HandlerOutcome) -> None:
-        if outcome.kind != "release":  # `DrainResult` has no list for released messages
+        if outcome.kind != "release":  # a released message is in no list of `DrainResult`
             end = "dead" if is_final(claimed, outcome) else _LISTED[outcome.kind]
             getattr(self.done, end).append(claimed.id)
         self._by_queue[handler.queue_name] += 1

@@ -1,4 +1,4 @@
-"""The class `Reliq` of the fixture `reliq`, and the context manager `isolated`, which does the same without pytest."""
+"""The class `Reliq`, which tests get from the fixture `reliq`, or without pytest from the function `isolated`."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def messages(connection: Connection, queue: Queue[B]) -> Iterator[Published[B]]:
 
 
 def format_messages(published: list[Published[Any]]) -> str:
-    """Return messages as lines for the text of a failed assertion."""
+    """Return lines that describe messages, for the text of a failed assertion."""
     if not published:
         return "there is none"
     more = [f"… and {len(published) - SHOWN} more"] if len(published) > SHOWN else []
@@ -384,7 +384,8 @@ class Reliq:
     The test kit of one test: it finds published messages, runs handlers, and moves the clock.
 
     Attributes:
-        url: URL of the test's Redis. Pass it to other processes; only this process and its forks are redirected.
+        url: URL of the test's Redis. Pass it to other programs, because only this process and its forks use this Redis
+            automatically.
         connection: the connection to the test's Redis, which replaces all other connections during the test.
     """
 
@@ -541,7 +542,8 @@ class Reliq:
                 False, such messages are retried and become dead letters, as in a worker.
             most: maximum number of deliveries. After more, the drain fails, because it would probably never end.
             state: value of `job.state`; None enters the consumer's lifespan and uses the value it yields.
-            outbox: a transaction or a `Relay`, as in `relay`; its messages are moved before each pass over the queues.
+            outbox: a transaction or a `Relay`, as for the method `relay`. Its messages are moved to Redis before each
+                pass over the queues.
 
         Returns:
             The ids of the delivered messages by outcome.

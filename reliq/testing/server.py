@@ -89,8 +89,8 @@ class EmbeddedRedis:
         port: int | None = 0,
     ) -> None:
         self._server = server or find_server()
-        # If the path of the folder for temporary files is long, use /tmp, because the path of the socket would be too
-        # long.
+        # If the path of the folder for temporary files is long, use /tmp. Otherwise, the path of the socket would be
+        # too long.
         parent = None if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_PARENT_BYTES else "/tmp"  # noqa: S108
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="reliq-", dir=parent)
         self.folder = folder or Path(self._temporary.name if self._temporary else "")

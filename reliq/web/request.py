@@ -1,4 +1,4 @@
-"""A request to the web pages: `RequestContext` gives pages its fields and visitor, and builds responses to it."""
+"""The class `RequestContext`: the fields and visitor of a request to the web pages, and methods to build a response."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PageError(Exception):
 
 class RequestContext:
     """
-    A request with its visitor and fields.
+    A request to a web page, with its visitor and its fields. The methods build responses.
 
     Args:
         route: the name of the route that handles the request; empty for an error page.
