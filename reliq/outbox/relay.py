@@ -237,7 +237,7 @@ class RowPublisher:
         return [call for call in self.calls if call.outcome == outcome]
 
     def shards(self, queue: str) -> Shards:
-        """Return the shards of a queue; raise ConfigurationError if `queue` is not a valid name."""
+        """Return the shards of a queue. Raise ConfigurationError if `queue` is not a valid name."""
         if queue not in self.queues:
             keys = Keys.registered(queue)
             if keys is None:
@@ -644,7 +644,7 @@ def run_until_signal(mover: OutboxMover, observers: list[Any], page: tuple[int, 
     def step() -> float:
         try:
             return mover.step()
-        finally:  # after a failed round too: the relay does not hang, and a restart would not help
+        finally:  # also after a failed round, because the relay does not hang and a restart would not help
             pulse.beat()
 
     with serving:

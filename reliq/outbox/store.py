@@ -200,7 +200,7 @@ class PostgresDatabase(Database):
             connection.execute(f'LISTEN "{channel}"')
             connection.commit()
             self._channel = channel
-            return  # before LISTEN, commits did not notify this relay, so let it check the table first
+            return  # there were no notifications before LISTEN, so the relay must check the table
         if not self._notifications and self._select(seconds, connection.fileno()):
             connection.pgconn.consume_input()
             while connection.pgconn.notifies():
@@ -505,7 +505,7 @@ class Store:
         return json.dumps(list(values)) if self.database.dialect == "sqlite" else list(values)
 
     def _delete(self, sql: str, values: Mapping[str, int]) -> int:
-        """Run the DELETE statement `sql` until it deletes no more rows, and commit each time. Return how many rows."""
+        """Repeat the DELETE statement `sql` and commit, until no rows are left. Return the number of deleted rows."""
         count = 0
         while True:
             gone = len(self.database.query(sql, values))

@@ -1,1 +1,1 @@
-"""Calls to Redis: a client for blocking code, a client for asyncio, and their shared parts."""
+"""Access to Redis: a client for blocking code, a client for asyncio, their connections and their requests."""

@@ -34,12 +34,14 @@ S = TypeVar("S")
 
 class AnyClient:
     """
-    Sends requests (scripts and plain commands) to Redis over one transport, and notifies the observers.
+    Sends requests (scripts and plain commands) to Redis, and passes the events of their results to the observers.
 
     With the driver BLOCKING, the methods block their thread. With ASYNCIO, a request runs to its end even if the
     task that awaits it is cancelled.
 
     Args:
+        transport: the connections over which the requests are sent.
+        observers: callables that get the events, such as a published message.
         clock: returns the current time for scripts, in unix microseconds; None if scripts use the clock of Redis.
     """
 
@@ -339,7 +341,7 @@ class Client:
         return run_blocking(self.driven.run_confirmed(request, wait, for_seconds=for_seconds))
 
     def wake_tokens(self) -> WakeTokens:
-        """Return an object that waits for wake tokens; it opens its own connections to the same Redis."""
+        """Create an object that waits for wake tokens. It opens its own connections to the same Redis."""
         return WakeTokens(self, self._transport)
 
     @property
@@ -376,7 +378,7 @@ class Clients:
         self.maps: dict[str, Any] = {}
 
     def connection(self) -> Connection:
-        """Return the connection to the queue's Redis; raise ConfigurationError if no Redis is given."""
+        """Return the connection to the queue's Redis. Raise ConfigurationError if no URL or client is given."""
         connection = self._connection
         if self.epoch is not transport.epoch:
             # The known clients belong to another Redis or to the parent process, so drop them.

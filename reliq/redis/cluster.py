@@ -88,7 +88,7 @@ class CircuitBreakers:
         threading.Thread(target=self._ping, args=(node,), name=f"reliq-ping-{node}", daemon=True).start()
 
     def keep(self, nodes: Collection[str]) -> None:
-        """Forget the failures of all nodes except `nodes`."""
+        """Forget that nodes have timed out, except the nodes in `nodes`."""
         with self._lock:
             for node in self._open.keys() - set(nodes):
                 del self._open[node]
@@ -413,7 +413,7 @@ class ClusterTransport:
         return exchange.replies
 
     async def close(self) -> None:
-        """Close every connection; a connection is opened again at its next use."""
+        """Close all connections. A connection is opened again at its next use."""
         for node in list(self._nodes.values()):
             await node.close()
 

@@ -327,7 +327,11 @@ def retries_left(keys: Keys, ids: Sequence[str]) -> Command[list[bytes | None]]:
 
 
 def first_score(keys: Keys, place: SortedSet) -> Command[float | None]:
-    """Read the lowest score (unix seconds): the earliest due time in `pending`, or the earliest end in `unack`."""
+    """
+    Read the lowest score of a sorted set, in unix seconds; None if the set is empty.
+
+    In `pending`, this is the earliest due time. In `unack`, it is the earliest end of a lease or backoff.
+    """
     return Command(
         ("ZRANGE", getattr(keys, place), 0, 0, "WITHSCORES"),
         lambda reply: next((score for _, score in read_scores(reply)), None),
@@ -498,7 +502,7 @@ def server_ms() -> Command[int]:
 
 
 def confirmation(durability: Durability) -> Command[Confirmed]:
-    """Wait (WAIT or WAITAOF) until replicas or disks have the earlier writes of this connection."""
+    """Wait (WAIT or WAITAOF) until replicas or disks have the earlier writes of this connection, or a timeout ends."""
     count = durability.count
     timeout_ms = milliseconds(durability.timeout)
     if durability.kind == "replicas":

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end without an event loop, and return its result. It may wait only in `BLOCKING`."""
+    """Run a coroutine without an event loop, and return its result. It may await only methods of `BLOCKING`."""
     try:
         coroutine.send(None)
     except StopIteration as end:
@@ -227,7 +227,7 @@ NOT_NOW = ELSEWHERE | {"BUSY", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "MOVED", "A
 #: The oldest version of Redis that has all commands which reliq's scripts use.
 OLDEST_SERVER = (6, 2)
 
-#: redis-py removes the error code from the texts of these exceptions: the name of the exception class, and its code.
+#: redis-py removes the error code from the texts of some exceptions. For the name of such a class, this is the code.
 _CODES = {
     "ReadOnlyError": "READONLY",
     "BusyLoadingError": "LOADING",
@@ -517,7 +517,7 @@ class ServerConnections:
         return self
 
     def nodes(self) -> dict[str, ServerConnections]:
-        """Return this object by its server name, because there is only one server."""
+        """Return a dict with only this object, because there is only one server."""
         return {self.server: self}
 
     def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:  # noqa: ARG002  there are none here
@@ -576,7 +576,7 @@ class ServerConnections:
 
     async def _check_server(self, connection: PooledConnection) -> None:
         """
-        Check the version of the server, and whether it is a Cluster node exactly if the URL is for a Cluster.
+        Check that reliq supports the version of the server, and that the URL is for this kind of server.
 
         This runs once for each server, before the first command. If INFO does not contain the version or the kind of
         the server, accept the server.

@@ -95,7 +95,7 @@ def _accepted(kind: type, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class _LoopTransports:
-    """The transports of one event loop, one transport for each timeout. They are closed when the loop ends."""
+    """The transports of one event loop, one for each reply timeout. They are closed when the loop ends."""
 
     def __init__(self) -> None:
         self.by_timeout: dict[float, Transport] = {}

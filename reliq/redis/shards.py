@@ -127,10 +127,10 @@ class ShardMap:
     @staticmethod
     def or_fenced(found: Any, answers: Iterable[object]) -> Any:
         """
-        Return `found`, or a map that replaces an error in `found`.
+        Return `found`, or a map that replaces the error in `found`.
 
-        If a fence contains a map, it replaces these errors: If Redis was unavailable, return the latest map of the
-        fences. If the map in Redis is corrupt, return UNSHARDED.
+        An error is replaced only if a fence contains a map. If Redis was unavailable, return the latest map of the
+        fences. If the map in Redis is corrupt, return UNSHARDED, which is older than every map of a fence.
 
         Args:
             found: the map in Redis, or the error that reading the map raised.

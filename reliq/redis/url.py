@@ -327,7 +327,7 @@ def _is_ssl(kind: Any) -> bool:
 
 
 def primary(target: Target) -> Primary | None:
-    """Return how to find the primary by Sentinel; None if the URL or client does not use Sentinel."""
+    """Return the sentinels of a URL or client and their name for the primary; None if it does not use Sentinel."""
     if isinstance(target, str):
         url = check_url(target)
         rights: dict[str, Any] = dict(url.sentinel_rights)
