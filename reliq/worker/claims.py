@@ -61,7 +61,7 @@ PASS_OVER_LIMIT = 5000
 LONGEST_POLL_SECONDS = 20.0
 #: Each worker process adds this many seconds to the interval between two polls.
 SECONDS_PER_WORKER = 4 / 3
-#: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
+#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
 _chance = random.SystemRandom()
 
 
@@ -82,7 +82,8 @@ class ServedQueues:
         self.has_changed = False
         self._known = {} if maps is None else maps
         self._entries = {handler.queue.name: handler.queue.keys.entry for handler in handlers}
-        # The queues whose maps the last commands of `questions` read, and whether these commands read its fences too.
+        # The queues whose shard maps the last commands of `questions` read, each with a flag: whether these commands
+        # read the fences of the queue too.
         self._asked: list[tuple[Queue[Any], bool]] = []
         self._fences_at = float("-inf")
         self._limits = {
@@ -285,7 +286,7 @@ class Capacity(NamedTuple):
         )
 
 
-#: A shard from which messages could be claimed, and the capacity for them.
+#: A shard from which this process could claim messages, and how many messages it can claim.
 Offer = tuple["QueueClaims", Capacity]
 
 
@@ -387,8 +388,7 @@ class QueueClaims:
         shared = handler.queue.limits
         self.bookings = Bookings(shared, f"{self.name}#{self.keys.shard}") if shared else None
         self._asked_keyed = 0  # the same as `asked`, for a queue with message keys
-        # How many suspects (messages that may have killed a process) this process had at the last claim.
-        self._suspects_held = 0
+        self._suspects_held = 0  # how many suspects (see `waits_for_suspect`) this process had at the last claim
         self._takes_suspects = True  # whether the last claim permitted suspects
         self._number = CallNumber(lane or token(), 1)
         # About how many messages Redis has searched since it last returned a message. None of them may start now.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
+#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
 _chance = random.SystemRandom()
 
 
@@ -112,7 +112,7 @@ class Fetcher:
         self._settle = settle
 
         def expect(queue: str, messages: int) -> None:
-            inflight.queues[queue].read_limit = messages  # bounds the number of prefetched messages
+            inflight.queues[queue].read_limit = messages  # limits the number of prefetched messages
 
         max_body = {handler.queue.name: handler.queue.settings.max_body for handler in served.handlers}
         self._reader: BodyReader[HeldDelivery] = BodyReader(max_body, self._backoff.until, expect)
@@ -368,7 +368,7 @@ class Fetcher:
             came = [keys for keys in came if keys not in left]
         heard = [self._claims[keys] for keys in came if keys in self._claims]
         for queue in [*heard, *(self._claims[keys] for keys in failed if keys in self._claims)]:
-            queue.hot = True  # also if the wait for its wake-ups failed: the next claim reports the error
+            queue.hot = True  # if the wait for its wake-ups failed, the next claim reports the error
         if heard:
             capacities = self._inflight.wait_for_capacity(heard, 0.0)
             self._tokens.pass_on(
@@ -457,7 +457,7 @@ class Fetcher:
                 self._backoff.over(queue.keys)
             if queue.bookings and isinstance(answer, Booking):
                 queue.bookings.answered(answer, sent_at)
-                queue.behind = queue.behind if answer.starts else 0  # if no start was booked, poll before the next try
+                queue.behind = queue.behind if answer.starts else 0  # if no start was booked, poll before booking again
                 if not answer.starts:
                     self._settle(self._inflight.withdraw(queue.bookings.held), RELEASED)
                 continue

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The longest wait between two steps. A thread cannot wait for a due time in the far future in one call.
+#: The longest wait between two steps. A due time may be so far in the future that Python cannot wait for it at once.
 LONGEST_SLEEP_SECONDS = 3600.0
 #: Redis replies with the milliseconds until a due time. The worker counts them from the arrival of the reply, but at
 #: the latest from this many seconds after it sent the command. So a slow reply does not delay messages. If the worker
@@ -65,7 +65,7 @@ class Loop:
         self._away = away
         self._stopped = threading.Event()
         self._woken = threading.Event()
-        #: End the wait for the next step, unless the loop backs off after an error.
+        #: End the wait for the next step, unless the loop waits because the last step raised an exception.
         self.wake = self._woken.set
         self._failures = 0
         self._is_away = False

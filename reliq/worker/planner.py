@@ -29,11 +29,11 @@ logger = logging.getLogger("reliq")
 
 #: A worker checks for due schedules at least this often, because Redis does not notify workers of new schedules.
 CHECK_SECONDS = 1.0
-#: How often a queue without schedules is checked.
+#: How often the planner checks a queue that has no schedules.
 ABSENT_SECONDS = 10.0
 #: One script call publishes messages with at most this many bytes together.
 TICK_BYTES = 4 * MIB
-#: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
+#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
 _chance = random.SystemRandom()
 
 
@@ -125,7 +125,7 @@ def ticks_of(plan: DuePlan, now_ms: int) -> Iterator[PlanTick]:
     schedule, header = Schedule.parse(row.options.schedule), row.header
     since, at = plan.since, int(float(plan.since))
     retries = header.retries or 0
-    oldest = now_ms // 1000 - int(DAY_SECONDS) - 1  # earlier ticks count as missed and are skipped
+    oldest = now_ms // 1000 - int(DAY_SECONDS) - 1  # ticks before this time are skipped
     for planned in plan_ticks(schedule, at - 1, now_ms // 1000, row.options.catch_up):
         next = schedule.next_after(planned.at if planned.is_published else max(planned.at, oldest))
         value = b""

@@ -135,7 +135,7 @@ class Runner:
         self._end_observers = wanting(observers, Handled)
 
     def run(self, run: HandlerCall) -> Returned:
-        """Call a plain handler; return its return value and its exception."""
+        """Call a plain handler and settle its messages; return its return value and its exception."""
         answer: Any = None
         error: BaseException | None = None
         try:
@@ -147,7 +147,7 @@ class Runner:
         return answer, error
 
     async def arun(self, run: HandlerCall) -> Returned:
-        """Call a coroutine handler; return its return value and its exception."""
+        """Call a coroutine handler and settle its messages; return its return value and its exception."""
         answer: Any = None
         error: BaseException | None = None
         try:
@@ -328,7 +328,7 @@ class Runner:
             frame = frame.f_back
         error = TimeoutError("the handler exceeded its timeout").with_traceback(traceback)
         arguments = (run, dict.fromkeys(run.unanswered, OVERRAN), error, seconds)
-        with suppress(RuntimeError):  # no thread can be started
+        with suppress(RuntimeError):  # `start` raises it if the system permits no more threads
             threading.Thread(target=self._report, args=arguments, name="reliq-overran", daemon=True).start()
 
     def _log(
@@ -589,7 +589,7 @@ class DaemonThreads(ThreadPoolExecutor):
                     future.set_result(call())
                 except BaseException as error:
                     future.set_exception(error)
-            del future, call  # do not keep the result alive while idle
+            del future, call  # an idle thread must not keep the result alive
             self._idle.release()
 
 
@@ -713,7 +713,7 @@ class AsyncExecutor:
         """
         Create a task that runs the handler call; return whether the task was created.
 
-        If the application's task factory raises an exception, settle the messages of the call with it.
+        If the application's task factory raises an exception, settle the messages as if the handler had raised it.
         """
         coroutine: Coroutine[Any, Any, None] = self._run(run)
         if self.note_step is not None:

@@ -1,4 +1,8 @@
-"""The settler sends outcomes of deliveries to Redis, and the renewer renews leases."""
+"""
+The settler sends the outcomes of messages to Redis, and the renewer renews leases.
+
+A message is settled when Redis has stored its outcome, for example `ack` or `nack`.
+"""
 
 from __future__ import annotations
 
@@ -439,7 +443,7 @@ class Renewer:
             self._unsaved_backoff.over(group[0][0].keys)
             for held, checkpoint in group:
                 held.cancelled = held.cancelled or held.delivery.id in answer.cancelled
-                held.saved = checkpoint  # not `held.checkpoint`, which the handler may have replaced meanwhile
+                held.saved = checkpoint  # not `held.checkpoint`: the handler may have replaced it meanwhile
 
     def _notify_lateness(self, due: list[HeldDelivery], now: float) -> None:
         """Notify observers if a renewal is late, and whether Redis or this process has delayed it."""

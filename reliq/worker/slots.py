@@ -1,7 +1,9 @@
 """
 The claimed messages (deliveries) of a worker process, and its slots. A slot runs one handler call at a time.
 
-`Inflight` stores each delivery from its claim until it is settled, and divides the free slots among the queues.
+`Inflight` stores each delivery from its claim until it is settled, that is, until Redis has stored the outcome of the
+handler, for example `ack`. It also divides the free slots among the queues.
+
 `QueueSlots` counts the messages and handler calls of one queue. A `HeldDelivery` is a claimed message. A `HandlerCall`
 is one call of a handler, with one message or a batch of messages.
 """
@@ -139,7 +141,7 @@ def deliveries_of(
     deliveries = []
     for message in claimed:
         must_start = message.deaths > 0 or message.left <= 0
-        # Positional arguments are faster, and this runs for every message.
+        # Positional arguments are faster than keyword arguments, and this code runs for every message.
         deliveries.append(
             HeldDelivery(Delivery(message), handler, queue, keys, now, held_since, lease_until, renew_at, must_start)
         )
@@ -251,7 +253,7 @@ class QueueSlots:
 
     @property
     def calls(self) -> int:
-        """The number of running calls plus the number of calls that the queued deliveries need."""
+        """The number of running handler calls plus the number of handler calls that the queued deliveries need."""
         return self.running + (len(self.queued) - self.parked + self.batch - 1) // self.batch
 
     @property
@@ -308,9 +310,9 @@ class QueueSlots:
 
 class SlotsByKey(QueueSlots):
     """
-    Slots of a queue with `batch_by_key`.
+    The messages and handler calls of a queue with `batch_by_key`.
 
-    All messages of a call have the same message key, or no message key.
+    All messages of a handler call have the same message key, or none of them has a message key.
 
     A full batch starts before a batch that still lingers for more messages.
     """
@@ -318,7 +320,7 @@ class SlotsByKey(QueueSlots):
     @property
     def calls(self) -> int:
         """
-        The number of running calls plus the number of calls that the queued deliveries need.
+        The number of running handler calls plus the number of handler calls that the queued deliveries need.
 
         Each message key needs at least one call.
         """
@@ -332,7 +334,7 @@ class SlotsByKey(QueueSlots):
         return 0
 
     def take(self) -> list[HeldDelivery]:
-        """Remove and return the messages of the next call, all with the same message key."""
+        """Remove the messages of the next handler call from `waiting`, all with the same message key; return them."""
         first = self.waiting[0]
         lingers = not first.must_start and first.held_since + self.linger > time.monotonic()
         if lingers and (full := self._first_of_full_batch()) is not None:
@@ -391,17 +393,17 @@ class Inflight:
         self._batching = [slots for slots in self.queues.values() if slots.batch > 1]
         self._free = concurrency
         self._slots_given = 0  # the number of messages that have got a slot so far
-        self._slot_given_at = 0.0  # the monotonic time at which the last call got a slot
+        self._slot_given_at = 0.0  # the monotonic time at which a handler call last got a slot
         self._queued = 0  # the number of claimed messages without a slot
-        self._refill_at = 0  # when only this many messages are queued, notify the fetcher
+        self._refill_at = 0  # when at most this many messages wait for slots, the fetcher is notified to claim more
         self._loop_late = False  # whether the event loop has not answered a ping
         self._lock = threading.Lock()
         self._plain_call_ready = threading.Condition(self._lock)  # notified when a plain handler may start
         self._capacity_grew = threading.Condition(self._lock)  # notified when the fetcher can claim more messages
         self._changed = threading.Condition(self._lock)  # notified when a call ends, or the first delivery is added
         self._deliveries: dict[HeldDelivery, None] = {}  # all deliveries, in the order of their claims
-        self._plain_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a thread
-        self._async_calls: deque[list[HeldDelivery]] = deque()  # calls with a slot and without a task
+        self._plain_calls: deque[list[HeldDelivery]] = deque()  # handler calls with a slot, not yet in a thread
+        self._async_calls: deque[list[HeldDelivery]] = deque()  # handler calls with a slot, not yet in a task
         self._runs: dict[HandlerCall, None] = {}
         self._idle_threads = 0  # the number of threads that wait for a handler call
         self._waking = False  # whether an idle thread was notified and has not yet woken up
@@ -745,7 +747,11 @@ class Inflight:
             self.call_loop()
 
     def _linger(self, now: float, *, is_async: bool) -> float | None:
-        """Return the seconds until a lingering batch may start; None without a lingering batch."""
+        """
+        Return the seconds until the next batch may start that is not complete and lingers for more messages.
+
+        Return None if no batch lingers.
+        """
         if not self._batching:
             return None
         ripe = [slots.ripe_at() for slots in self._batching if slots.is_async is is_async and slots.waiting]
@@ -753,7 +759,7 @@ class Inflight:
 
     def _wake_thread(self) -> None:
         """
-        Wake an idle thread for the next call or lingering batch.
+        Wake an idle thread if a handler call has got a slot, or if a batch lingers for more messages.
 
         If a thread is already being woken, do nothing.
         """

@@ -394,7 +394,7 @@ COUNT_BEATS = 4
 #: written theirs for an hour.
 FORGET_BEATS = 12
 
-#: A separate random generator. An application that seeds the module `random` gets the same sequence as without reliq.
+#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
 _chance = random.SystemRandom()
 
 
@@ -448,8 +448,8 @@ class Janitor:
     """
     Write dead letters, repair errors in the data of queues, and move messages when the number of shards changes.
 
-    If there are no such messages, a round needs one round trip. In each round, a worker process tidies (repairs) only a
-    part of the shards of a sharded queue; other processes tidy the other shards.
+    A round without such work needs only one round trip. In each round, a worker process tidies (repairs) only a part of
+    the shards of a sharded queue. Other processes tidy the other shards.
 
     Args:
         client: the client for all script calls.
@@ -555,7 +555,7 @@ class Janitor:
         yield from ShardChange(session, shards[0]).steps({keys.shard for keys in shards})
 
     def _step_migrations(self) -> bool:
-        """Move messages to other shards for CHANGES_SECONDS; return whether more steps remain."""
+        """Move messages to other shards for at most CHANGES_SECONDS; return whether a move is not finished yet."""
         until = time.monotonic() + CHANGES_SECONDS
         while self._migrations and time.monotonic() < until:
             for name, steps in list(self._migrations.items()):
@@ -760,7 +760,7 @@ class Heartbeat:
         return BEAT_SECONDS
 
     def workers(self) -> int:
-        """Return how many worker processes were counted last. They are counted only if a queue is sharded; else 1."""
+        """Return the last count of worker processes; 1 if no queue is sharded, because then they are not counted."""
         return self._workers
 
     def leave(self) -> None:
