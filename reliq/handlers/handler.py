@@ -90,7 +90,11 @@ class Job(Effects, Generic[B_co]):
 
     @property
     def attempt(self) -> int | None:
-        """The number of this delivery: 1 for the first, None for a body without reliq's envelope."""
+        """
+        The number of this delivery, 1 for the first.
+
+        The value is None for a message without reliq's envelope, as in the Go layout.
+        """
         return self._held.delivery.attempt
 
     @property
@@ -123,7 +127,7 @@ class Job(Effects, Generic[B_co]):
         """
         The time at which this delivery was due, in Unix seconds of the Redis clock.
 
-        The value is None for a body without reliq's envelope.
+        The value is None for a message without reliq's envelope, as in the Go layout.
         """
         due = self._held.delivery.header.due
         return None if due is None else due / 1000
@@ -133,7 +137,7 @@ class Job(Effects, Generic[B_co]):
         """
         The time of the publish, in Unix seconds of the publisher's clock.
 
-        The value is None for a body without reliq's envelope.
+        The value is None for a message without reliq's envelope, as in the Go layout.
         """
         header = self._held.delivery.header
         if header.due is None:
@@ -151,7 +155,7 @@ class Job(Effects, Generic[B_co]):
         """
         The OpenTelemetry trace id of this delivery, 32 hexadecimal digits.
 
-        The text is empty without `reliq.tracing`.
+        The text is empty if the consumer is not instrumented with `reliq.tracing`.
         """
         return self._held.trace_id
 
@@ -183,13 +187,13 @@ class Job(Effects, Generic[B_co]):
         """
         Raise `JobInterrupted` if the handler must end soon.
 
-        It must end if the worker shuts down, the message was cancelled, or its lease is lost.
+        The handler must end if the worker is shutting down, the message was cancelled, or its lease is lost.
 
-        Call this method in long loops, and do not catch the exception in the handler: the worker then returns the
+        Call this method in long loops, and do not catch the exception in the handler. The worker then returns the
         message to the queue without using a retry.
 
         Raises:
-            JobInterrupted: the handler must end; the text names the job and the cause.
+            JobInterrupted: the handler must end; the text of the exception names the job and the cause.
         """
         for name in ("cancelled", "lease_lost", "stopping"):
             if getattr(self, name):

@@ -248,7 +248,7 @@ class Periodic:
         """
         Return the arguments of the script `tick` for a planned tick.
 
-        Exceptions of the body function are raised.
+        If `body` is a function, this method calls it, and does not catch its exceptions.
         """
         tick = Tick(self.name, str(self.schedule), planned.at, planned.since, planned.missed)
         if not planned.is_published:
@@ -263,7 +263,7 @@ class Periodic:
         """
         Return the arguments of the script `tick` for a run that an operator requested.
 
-        Exceptions of the body function are raised.
+        If `body` is a function, this method calls it, and does not catch its exceptions.
 
         Args:
             asked_ms: the time of the request, in Unix ms.
@@ -464,7 +464,7 @@ class Registration:
 
         Args:
             queue: a `Queue`, or the name of an untyped queue.
-            batch: the most messages in one call, 1 to 500; None for a function that takes one body (default).
+            batch: the most messages in one handler call, 1 to 500; None for a function that takes one body (default).
             linger: the longest wait for a full batch after its first message, in seconds or as a timedelta (0.05).
             batch_by_key: whether all messages of a batch must have the same key (False). Messages without a key form
                 separate batches.
@@ -477,10 +477,10 @@ class Registration:
             weight: the share of free slots for this queue, relative to the weights of the other queues (1).
             backoff: a wait strategy of tenacity between a failure and the next delivery. Default: exponential with
                 jitter, from 1 to 3 seconds up to an hour.
-            retry_on: the exception class to retry, or a tuple of classes; other exceptions reject the message
-                (Exception).
+            retry_on: the exception class after which to retry the message, or a tuple of classes; other exceptions
+                reject the message. Default: Exception.
             reject_on: the exception class that rejects the message even if `retry_on` includes it, or a tuple of
-                classes (none).
+                classes. Default: none.
             on_decode_error: `retry` to retry messages with undecodable bodies with backoff (default), `reject` to make
                 them dead letters.
             keep: how long Redis keeps the function's return value as the result of an acked message, in seconds or as a
@@ -614,7 +614,7 @@ class Registration:
         Return a connection to the Redis of the consumer and its queues.
 
         Raises:
-                ConfigurationError: the consumer and the queues name different Redis servers.
+            ConfigurationError: the consumer and the queues name different Redis servers.
         """
         return Connection.to(self.redis(handlers))
 

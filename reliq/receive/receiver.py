@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 #: The interval between two polls of a shard, in seconds. So if a wake-up is lost, messages wait at most this long.
 EACH_SHARD_SECONDS = 1.0
-#: The same interval if another process watches the due times of the shard, because that process may have been killed.
+#: The interval between two polls of a shard whose due times another process watches, in seconds. The polls are needed
+#: because that process may have been killed.
 WATCHED_SHARD_SECONDS = 2.5
 #: The lease time in ms that a listener sends with a poll. A poll is a claim with limit 0, which leases no messages but
 #: needs a valid lease time.
@@ -258,9 +259,10 @@ class ReceivedJob(Effects, Generic[B]):
     Attributes:
         id: the message id.
         body: the decoded body, of the queue's type.
-        attempt: the number of this delivery, 1 for the first; None for a body without reliq's envelope.
+        attempt: the number of this delivery, 1 for the first; None for a message without reliq's envelope, as in the Go
+            layout.
         retries_left: the number of retries left after this delivery.
-        due: when this delivery was due, in Unix seconds of the Redis clock; None for a body without reliq's envelope.
+        due: when this delivery was due, in Unix seconds of the Redis clock; None for a message without the envelope.
         headers: the headers given to `publish`.
         queue: the name of the queue.
         key: the message key; None without a key.

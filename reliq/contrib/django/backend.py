@@ -62,8 +62,8 @@ OPTIONS = ("url", "prefix", "queue", "handler", "outbox")
 #: The history of a task contains its last ERRORS_LIMIT errors and its last WORKERS_LIMIT workers.
 ERRORS_LIMIT = 2
 WORKERS_LIMIT = 10
-#: The history contains the last characters of each traceback: the first of these numbers with which it fits into a
-#: checkpoint.
+#: How many characters at the end of each traceback the history contains. If the history is then too large for a
+#: checkpoint, the next number is tried.
 TRACEBACK_LENGTHS = (1200, 400, 100)
 #: Exceptions that end an attempt, but are not stored as errors of the task, because its function did not fail.
 NO_ERRORS = (Outcome, JobInterrupted, CancelledError)
@@ -211,7 +211,7 @@ class ReliqBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no type
             errors=[TaskError(exception_class_path=path, traceback=text) for path, text in history.get("errors", ())],
             worker_ids=workers[-attempts:] if attempts else [],
         )
-        object.__setattr__(result, "_return_value", record.get("value"))  # Django's own backends do the same
+        object.__setattr__(result, "_return_value", record.get("value"))  # Django's own backends set it like this
         return result
 
 
@@ -289,7 +289,7 @@ class Attempt:
     job: Job[Any]
 
     def begin(self) -> None:
-        """Store the start of the attempt; raise JobInterrupted if the worker is stopping."""
+        """Store the start of the attempt, and send `task_started`; raise JobInterrupted if the worker is stopping."""
         close_old_connections()
         self.claimed = self.job._held.delivery.claimed  # noqa: SLF001  whether it is the last attempt, or a suspect
         known = self.job.cursor or {}
@@ -353,7 +353,7 @@ class Attempt:
 
 
 def task_handler(backend: ReliqBackend, queue: Queue[Any], task: Task) -> Handler:
-    """Return the handler that runs a task."""
+    """Return a handler that runs a Django task, and stores its history in checkpoints."""
 
     def plain(body: dict[str, Any], job: Job[Any]) -> Any:
         attempt = Attempt(backend, task, body, job)
@@ -369,7 +369,8 @@ def task_handler(backend: ReliqBackend, queue: Queue[Any], task: Task) -> Handle
 
     async def coroutine(body: dict[str, Any], job: Job[Any]) -> Any:
         attempt = Attempt(backend, task, body, job)
-        await sync_to_async(attempt.begin)()  # in the thread of async queries, to close its database connections
+        # Call `begin` in the thread that async database queries use, because it closes this thread's old connections.
+        await sync_to_async(attempt.begin)()
         try:
             value = await attempt.call()
         except NO_ERRORS:
