@@ -49,7 +49,7 @@ SCRIPTS: dict[Role, str] = {
     ),
     "exporter": "counts held_up key_queues",
 }
-#: For each attribute of `Keys` the type of its Redis keys; without `lane`, which stores a client's last script call.
+#: For each attribute of `Keys` the type of its Redis keys; without `lane`, which stores the last reply for a client.
 _QUEUE = TYPES | {
     **dict.fromkeys(("asleep", "held", "rates", "ring"), "zset"),
     **dict.fromkeys(("ends", "history"), "stream"),
@@ -211,7 +211,7 @@ def acl_rule(
         needed = rights(role)
         of_queue = {name for names in needed.values() for name in names if ":" not in name or name == LIMIT_KEY}
         for command, names in (needed | dict.fromkeys(scripts, of_queue)).items():
-            # allow SET only to write the key, because SET with the option GET would return the old body
+            # Let producers only write with SET, because SET with the option GET would return the old body.
             access = "%W" if (role, command) == ("producer", "SET") else ""
             allowed[command] |= _patterns(names, queues, access)
     alone = {command for command, patterns in allowed.items() if not patterns}
@@ -276,7 +276,7 @@ QUESTION = Script("may", "", (), (), (), (), frozenset(), _TEXT, _DIGEST)
 
 
 def denied_commands(role: Role, keys: Keys) -> Call[list[str]]:
-    """Return the commands of a role that the current user may not run on the keys of a queue."""
+    """Return a script call that finds the commands of a role that this Redis user may not run on a queue's keys."""
     pairs = [
         (command, name.replace("*", "x") if ":" in name else name and key_of(keys, name))
         for command, names in rights(role).items()

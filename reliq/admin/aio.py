@@ -72,13 +72,13 @@ class AsyncAdmin:
     `Admin` for async code: its methods, except `watch`, as coroutines that run in threads.
 
     If you cancel the task of a bulk method, the task ends when the method has finished its current step. No message is
-    lost, and you can repeat the call to process the remaining messages. If you cancel the task of another method, the
-    method still runs to its end in its thread. Callbacks such as `on_step` are called on the event loop.
+    lost, and you can call the method again to process the remaining messages. If you cancel the task of another method,
+    the method still runs to its end in its thread. Callbacks such as `on_step` are called on the event loop.
 
     Args:
         url: a Redis URL or a redis-py client; None for RELIQ_URL.
         layout: how the Redis keys of the queues are spelled.
-        shard: number of the only shard to read and change; None for all shards of a queue together.
+        shard: number of the only shard to read and change; None to use all shards of a queue together.
 
     Raises:
         ConfigurationError: no Redis URL is set, or reliq cannot use this Redis.

@@ -116,7 +116,7 @@ class MessageActions(MessageReads):
 
         Raises:
             BodyError: the body is not JSON, and `raw` is not set.
-            PublishFailed: Redis did not answer or refused.
+            PublishFailed: Redis did not answer, or refused the message.
         """
         target = self._publisher(queue)
         if not raw and not is_json(body):
@@ -149,7 +149,7 @@ class MessageActions(MessageReads):
         Raises:
             BodyError: with `stop`, a line is malformed.
             ConfigurationError: the file cannot be read.
-            PublishFailed: Redis did not answer or refused; call again to publish the rest.
+            PublishFailed: Redis did not answer, or refused messages. Call this again to publish the other lines.
         """
         target = self._publisher(queue)
         if options.get("dedup") is None:
@@ -337,7 +337,7 @@ def check_redrive(*, limit: int | None, rate: float | None, retries: int | None,
 
 def remove(part: StatePart, ids: list[str], *, free_ids: bool = False) -> Tally:
     """
-    Delete up to 500 messages that were read from a state, even if they have moved to another state since.
+    Delete up to 500 messages that were read from a state, even if they are in another state by now.
 
     Args:
         part: the state in one shard, or the key queue, from which the messages were read.
@@ -438,7 +438,7 @@ class Copier:
         postpone(queue, {id: due[id] for id in refused})
         there = [id for id in held if id not in refused]
         if there:
-            remove(part, there, free_ids=True)  # free the ids, so that the messages can be moved back
+            remove(part, there, free_ids=True)  # the ids must be free, so that the messages can be moved back
         running = list(answers.values()).count("running")
         gone = len(due) - len(orders) + list(answers.values()).count("not_found")
         return Tally("moved", 0, len(there), running, len(due) - len(there) - running - gone, gone)

@@ -1,4 +1,4 @@
-"""Redis commands with which operators read and change the keys of queues."""
+"""Redis commands with which `Admin` reads and changes the Redis keys of queues."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def is_list(spot: Spot) -> bool:
 
 
 def place_of(spot: Spot) -> Place:
-    """Return the name of a state; for a key queue, return the state `waiting`."""
+    """Return the state that `spot` is; for a key queue, return the state `waiting`."""
     return "waiting" if isinstance(spot, KeyQueueState) else spot
 
 
@@ -209,7 +209,7 @@ def _as_it_is(reply: Any) -> Any:
 
 
 def limit_fields(keys: Keys) -> Command[dict[str, str]]:
-    """Read the fields of a queue's hash `limits` as texts; empty if the hash does not exist."""
+    """Read the fields of a queue's Redis hash `limits` as texts; return no fields if the hash does not exist."""
     return Command(
         ("HGETALL", keys.limits),
         lambda reply: {id_text(name): id_text(value) for name, value in zip(reply[::2], reply[1::2], strict=True)},

@@ -71,7 +71,7 @@ ROUNDS = 3
 
 #: September 2001 in unix ms; a lower number is not a valid time.
 FIRST_MS = 10**12
-#: Due times and ends of leases are at most this many ms in the future.
+#: A due time or end of a lease is invalid if it is more than this many ms in the future.
 LONGEST_AHEAD_MS = 3660 * 86_400_000
 #: A lease may end this many ms later than its length allows, because the clocks of servers differ.
 CLOCK_SLACK_MS = 1000
@@ -353,7 +353,7 @@ class IdState:
 
     @property
     def scored(self) -> list[str]:
-        """The names of the states that contain this id, of pending, unack and garbage."""
+        """The states that contain this id, out of pending, unack and garbage."""
         held = {"pending": self.pending is not None, "unack": self.unack is not None, "garbage": self.garbage}
         return [place for place, is_there in held.items() if is_there]
 
@@ -431,7 +431,7 @@ def faults_of(state: IdState, now_ms: int, *, bare: bool) -> list[str]:
         return ["twice"]
     is_strange = state.body not in ("string", "none")
     if state.places == 0 and state.ready is not None and state.retry is not None:
-        remains = {  # the first name with a true condition is the fault
+        remains = {  # the fault is the first name whose condition is true
             "stray-count": state.left is not None and state.body == "none",
             "lost": state.left is not None,
             "stray-body": state.body != "none",
@@ -534,7 +534,7 @@ def repair_of(state: IdState, now_ms: int, *, bare: bool) -> Repair | None:
     if state.places == 0:
         due = state.due_ms
         if state.left is None and state.body != "string":
-            # Keep a Redis key of another type, because another program may use the key.
+            # If the Redis key of the body has another type, keep the key, because another program may use it.
             return _STRAY if state.body == "none" else None
         if state.word.cancelled:
             return _STRAY._replace(kind="cancelled")
@@ -613,7 +613,7 @@ class Checker:
     def __post_init__(self) -> None:
         self._keys = self.queue.keys
         self._known: set[str] = set()
-        #: For each id that was found in the key queue of a wrong message key: this wrong message key.
+        #: For each id that was found in the key queue of another message key than its own, this other message key.
         self._lines: dict[str, str] = {}
         #: Message key and id of every leased message that has a key.
         self._leases: set[tuple[str, str]] = set()
@@ -695,7 +695,7 @@ class Checker:
 
     def _line_pieces(self) -> Iterator[tuple[int, list[tuple[str, str]]]]:
         """
-        Read all key queues in pieces; yield the index of each piece's first id, and the piece's ids with their keys.
+        Read all key queues in pieces; yield the index of each piece's first id, and its ids with their message keys.
 
         A piece contains the newest ids of several key queues, or further ids of one long key queue.
         """
