@@ -1,4 +1,4 @@
--- ack: end messages in unack, as acked or as expired
+-- ack: ack running messages, or end messages without a body as expired
 --
 -- KEYS  unack retries_left lease errors totals ends history windows result | msg dedup
 -- ARGV  clock kind history_max results keyed | id nonce window took_ms key
@@ -6,29 +6,31 @@
 --       history:XADD windows:HDEL,HMGET msg:UNLINK dedup:SET result:SET
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZREM,ZSCORE
 --       rates:ZADD,ZREM,ZSCORE wake:LLEN,LPUSH ready:EXISTS retry:EXISTS line:EXISTS retries_left:HGET
--- Returns  the ids with an invalid receipt.
+-- Returns  the ids of messages with an invalid receipt.
 -- Nothing to do: an invalid receipt changes nothing.
 --
--- `kind` is `acked`, or `expired` for messages whose body was missing at the claim. With `expired`, cancelled messages
--- end as `cancelled`. Redis keeps the last `history_max` acked messages in `history`, with their run time `took_ms`.
+-- `kind` is `acked`, or `expired` for messages whose body did not exist when they were claimed. With `expired`,
+-- cancelled messages end as `cancelled`. The stream `history` keeps the last `history_max` acked messages, with their
+-- run times `took_ms`.
 --
--- If an id may be a chosen id, the call has dedup keys. A chosen id then stays blocked after its end for the time that
--- its publish set, or else for `window` ms.
+-- If an id may be a chosen id, the script call has deduplication keys. A chosen id stays blocked after the end of its
+-- message for the time that its publish has stored, or else for `window` ms.
 --
--- A message that ends as expired never started, so the script refunds its start to the queue's token buckets. For such
--- a message, `took_ms` is not a run time but its fencing token, which is the time of the claim.
+-- A message that ends as expired was claimed but never ran. So the script returns its tokens to the token buckets of
+-- the queue's rate limits. For such a message, `took_ms` is not a run time but the time of the claim (the fencing
+-- token).
 --
--- `results` is empty, or a MessagePack list: for how many ms Redis keeps the results, then the result record of each
--- message. With each record, the script stores the id of the newest entry in the stream `ends`. If the message id later
--- gets an entry there, a newer message with this id has ended, and `status` ignores the result.
+-- `results` is empty, or a MessagePack list: for how many ms Redis keeps the results, and the encoded result of each
+-- message. With each result, the script stores the id of the newest entry in the stream `ends`. If the stream later has
+-- a newer entry with the same message id, another message with this id has ended, and `status` ignores the result.
 
 local ids, held, stopped, lost, _, receipt_of = receipts(kind == 'acked')
 local done, bodies, spans, took = {}, {}, {}, {}
 -- keyed: note_keys(receipt_of)
 for j, i in ipairs(held) do done[j], bodies[j], spans[j], took[j] = ids[i], body(i), arg(i, WINDOW), arg(i, TOOK_MS) end
 
--- Write the results first. At `maxmemory` Redis then refuses the results, but still ends the messages, because it
--- checks the memory only until a script's first successful write.
+-- Write the results first. When Redis is full (`maxmemory`), it then refuses the results, but the script still ends the
+-- messages: Redis checks its memory only until the first successful write of a script.
 local refused = 0
 if results ~= '' then
   local records, last = cmsgpack.unpack(results), redis.pcall('XREVRANGE', ends, '+', '-', 'COUNT', 1)[1]

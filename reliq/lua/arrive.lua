@@ -1,16 +1,16 @@
--- arrive: add a batch of messages from another shard
+-- arrive: during a resize, add messages or dead letters that move to this shard from another shard
 --
 -- KEYS  pending ready retry unack retries_left lease errors garbage dead totals wake watch windows arrived | msg
 -- ARGV  clock from number | id record
 -- Runs  pending:ZADD,ZRANGE ready:LPUSH retry:LPUSH unack:ZADD,ZRANGE retries_left:HEXISTS,HSET lease:HDEL,HSET
 --       errors:HSET garbage:SISMEMBER dead:XADD totals:HINCRBY wake:LLEN,LPUSH watch:DEL windows:HSET
 --       arrived:HGET,HSET msg:SET
--- Returns  `arrived` for each added message; `alive` for a message whose id this shard already has; `late` for all
---          messages if a later batch from the same shard has arrived.
--- Nothing to do: a repeated batch gets the answer of its first call.
+-- Returns  `arrived` for each added message; `alive` for a message that is not added, because this shard has a living
+--          message with its id; `late` for all messages if a later batch from the same shard has arrived.
+-- Nothing to do: if the batch has arrived before, returns the reply of its first call.
 --
--- `from` is the shard that the messages leave, `number` is the number of its batch, and `record` has all data of a
--- message.
+-- `from` is the number of the shard from which the messages move, `number` is the number of the batch in that shard,
+-- and `record` has all data of a message.
 
 local last, told = (redis.call('HGET', arrived, from) or ''):match('^(%d+) (%a*)$')
 local is_late, answers, code = last and tonumber(last) > tonumber(number), {}, ''
@@ -51,8 +51,8 @@ put(pending, dues.pending, places.pending)
 put(unack, dues.unack, places.unack)
 line_up(places.ready)
 redeliver(places.retry)
--- Store the answer for a repeated call. If the script is interrupted before this write, a repeated call adds the
--- messages again.
+-- Store the reply, to return it to a repeated call. If Redis stops before this write, a repeated call adds the messages
+-- again, because this script sets their retry counts only after this write.
 redis.call('HSET', arrived, from, number .. ' ' .. code)
 run('HSET', retries_left, lefts)
 add('arrived', #fresh)

@@ -1,13 +1,14 @@
--- bodies: read the values of messages, or only the sizes of large values
+-- bodies: read stored messages (header and body), or only their sizes if they are large
 --
 -- KEYS   | msg
 -- ARGV  clock most inline
 -- Runs  msg:GETRANGE,MGET,STRLEN
--- Returns  the values. If they have more than `inline` bytes in total, only the size of each value; for a value of more
---          than `most` bytes, its size and its first 16 KiB.
--- Nothing to do: a message without a value gets nil or the size 0.
+-- Returns  the values of the messages (header and body). If they have more than `inline` bytes in total, only the size
+--          of each value. For a value of more than `most` bytes, then also its first 16 KiB.
+-- Nothing to do: for a message that Redis does not have, returns nil or the size 0.
 --
--- Copying a value through Lua is slow, but saves a round trip. So the script returns only small values.
+-- A script is slow to return large values, because Lua copies them. But to return the values instead of their sizes
+-- saves the client a second command. So the script returns the values only if they are small.
 
 local sizes, total = {}, 0
 for i = 1, ITEMS do

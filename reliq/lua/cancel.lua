@@ -7,23 +7,24 @@
 --       wake:LLEN,LPUSH limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
 --       rates:ZREM,ZSCORE line:EXISTS
 -- Returns  `cancelled`, `running` or `not_found` for each id.
--- Nothing to do: for an unknown id, returns `not_found`. A requested tombstone is still written, because a publish of
---          the id may be on its way.
+-- Nothing to do: for an unknown id, returns `not_found`. With `tombstone_ms`, the script blocks this id too, because a
+--          publish of the id may arrive later.
 --
--- Messages in pending or in backoff end now. Messages in ready, in retry or in flight are marked and end later: at the
--- next claim, or with their handler call. `kind` is how waiting messages end: `cancelled` or `purged`. Running messages
--- always end as cancelled.
+-- Messages in `pending` or in backoff end immediately. For other messages, the script only changes the state word: a
+-- message in a list ends when a claim reads its id, and a running message ends when its handler returns. `kind` is
+-- `cancelled` or `purged`, and says how waiting messages end. Running messages always end as cancelled.
 --
--- With `tombstone_ms`, publishes of the ids are refused for that time. Without it, the ids are free immediately, and
--- the script writes the marker `freed`, so that a repeated cancel gets the answer `cancelled` again.
+-- With `tombstone_ms`, the ids cannot be published again for this time. Without it, they can be published immediately.
+-- The script then writes `freed` into the deduplication key of each id, so that a repeated cancel also returns
+-- `cancelled`.
 --
--- In a queue with bare bodies, the script also removes an id from its list, if it is near either end of the list: an id
--- without a body would block a Go consumer's slot forever.
+-- In a queue with bare bodies, consumers in Go may claim messages, and an id without a body would block a slot of such
+-- a consumer forever. So the script also removes an id from its list, if the id is near an end of the list.
 
 local answers, gone, words, marks, bodies, listed = {}, {}, {}, {}, {}, {}
 
--- In a queue with bare bodies, return whether an id is near either end of a list; if so, add it to `listed`, to remove
--- it later.
+-- In a queue with bare bodies, return whether an id is near an end of a list. If it is, add it to `listed`: the script
+-- removes these ids from their lists at the end.
 local function is_in(list, id)
   local reach = math.ceil(100000 / ITEMS)
   local last = bare ~= '' and redis.call('LPOS', list, id, 'RANK', -1, 'MAXLEN', reach)
@@ -45,15 +46,15 @@ for i = 1, ITEMS do
     if planned or (leased and not runs) or (not leased and (is_in(ready, id) or is_in(retry, id))) then
       gone[#gone + 1] = id
     elseif heir(word) then
-      -- Cancel the running message, and drop its successor, the message that was to take over the id.
+      -- Cancel the running message, and drop its successor, which would be published under the same id.
       pair(words, id, word:match('^[^+]*') .. '!')
     elseif not cancelled(word) then
       pair(words, id, runs and (word or '') .. '!' or kind == 'purged' and 'purged!' or '!')
     end
   end
   local mark_of = answers[i] == 'not_found' and 'unknown' or 'cancelled'
-  -- Write a tombstone that lasts longer than the id's dedup marker. If a message was cancelled, always replace a marker
-  -- that does not show this.
+  -- Block the id for `tombstone_ms`, unless its deduplication key already blocks it for longer. But if this call
+  -- cancels a message, overwrite a deduplication key that does not have the value `cancelled`.
   if tombstone_ms ~= '' then
     local is_longer = redis.call('PTTL', mark(i)) < tonumber(tombstone_ms)
     if is_longer or (mark_of == 'cancelled' and before ~= mark_of) then pair(marks, mark(i), mark_of) end

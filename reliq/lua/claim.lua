@@ -1,4 +1,4 @@
--- claim: lease the oldest messages of ready and retry
+-- claim: lease the oldest messages in ready and retry, and in key queues if the queue has message keys
 --
 -- KEYS  lane? ready? retry? unack pending retries_left? lease? errors? totals ends wake watch paused token?
 -- ARGV  clock number nonce lease_ms limit first direct slots suspects narrowest watcher keyed_limit spread
@@ -8,33 +8,35 @@
 -- Keyed  ready:EXISTS retry:EXISTS limits:HGET,HMGET ring:EXISTS,ZADD,ZCARD,ZRANGE,ZREM,ZSCORE
 --       held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE rates:ZADD,ZRANGEBYSCORE,ZREM,ZSCORE
 --       line:EXISTS,LPUSH,LRANGE,LTRIM
--- Returns  ms until the next message of pending is due, ms until the next deadline of unack (-1: none; -2: another
---          process waits for it), how many ids and keys are left to claim, the fencing token of the claim (0 without
---          messages), the key of each claimed message (nil in a queue without keys), then id, retries left and deaths
---          in a row of each claimed message.
--- Nothing to do: if no message may be claimed, returns no messages. A repeated call gets the messages that its first
---          try claimed and still has leased, with a new deadline.
+-- Returns  the ms until the next message in pending is due, and the ms until the next deadline in unack (-1: there is
+--          none; -2: another process waits for it); how many ids and keys are left to claim; the fencing token of the
+--          claim (0 if no message is claimed); the keys of the claimed messages (nil in a queue without keys); then for
+--          each claimed message its id, its retries left, and how many of its deliveries in a row ended with an expired
+--          lease.
+-- Nothing to do: if no message can be claimed, returns no messages. A repeated script call returns the messages that
+--          its first call has claimed and that are still leased, with new deadlines.
 --
 -- `first` is the list to claim from first. A suspect is a message whose last delivery ended with an expired lease (a
--- death): it may have killed its process. Suspects and messages without retries left must not be prefetched, so the
--- script claims at most `direct` of them.
+-- death), so it may have killed its worker process. Suspects and messages without retries left must start immediately
+-- and must not be prefetched, so the script claims at most `direct` of them.
 --
--- Few suspects run together in a process. After one death, suspects may use half of the `slots`; after two deaths, a
--- quarter. After more deaths, or at its last delivery, a suspect runs without other suspects. The process already has
--- `suspects` suspects, and `narrowest` is the lowest of their limits. Suspects that must wait move to the tail of their
--- list.
+-- To limit the damage, few suspects run at the same time in a process. After one death, suspects may use half of the
+-- `slots` of the process; after two deaths, a quarter. After more deaths, or at its last delivery, a suspect runs
+-- without other suspects. The process already has `suspects` suspects, and `narrowest` is the lowest of their limits. A
+-- suspect that must wait moves to the tail of its list.
 --
--- In a queue with keys, the key queues take turns with ready and retry, which count as one list. If the first message
--- of a key must wait, all messages of the key wait. The script claims from at most `spread` keys, and at most
--- `keyed_limit` messages, within the queue's limits. Each claimed message pays its cost; a message that cannot pay ends
--- the claim. If the limits allow a start before the next message of pending is due, the answer has the time until that
--- start instead. If this start is earlier than the watcher (the process that waits for the next due time) expects, the
--- calling process becomes the watcher.
+-- In a queue with keys, the script claims in turns from the key queues and from `ready` and `retry`, which count as one
+-- list. If the first message of a key queue must wait, the other messages of the key wait too. The script claims from
+-- at most `spread` keys and at most `keyed_limit` messages, within the limits of the queue. The rate limit by cost
+-- counts the cost of each claimed message; the script stops at a message whose cost is too high now. If the limits
+-- allow the next start before the next message in `pending` is due, the script returns the time until this start
+-- instead. If the start is earlier than the watcher (the process that waits for the next due time) expects, the process
+-- of this claim becomes the watcher.
 
 limit, direct = tonumber(limit), tonumber(direct)
 -- keyed: limit, spread = tonumber(keyed_limit), tonumber(spread)
--- `taken` is the part of the answer that Redis stores for a repeated call: the token, the keys, then three values for
--- each claimed message.
+-- `taken` is the part of the reply that Redis stores for a repeated script call: the fencing token, the keys, then
+-- three values for each claimed message.
 local claimed, taken, deadlines, words, deadline = {}, { 0, false }, {}, {}, score(now_up + lease_ms)
 local dropped, marks, moved, dues, misplaced = {}, {}, {}, {}, {}
 local lengths = { [ready] = read('LLEN', ready), [retry] = read('LLEN', retry) }
@@ -50,7 +52,8 @@ local function keep(id, left, died, key)
   -- keyed: pair(places, 0, place(key, id))
 end
 
--- Decide whether a message is claimed, dropped or moved, and return whether it is claimed. The writes follow later.
+-- Decide what happens to a message in a list: whether it is claimed, ended because it is cancelled, or moved to another
+-- list. Return true if it is claimed. The script writes these changes to Redis later.
 local function meet(row, id, word, text)
   local left, died, due, key = count(text), 0, nil, nil
   if word then died, due = deaths(word), word:match('^@(%d+)') end
@@ -95,7 +98,8 @@ if known then redis.call('DEL', lane) end
 -- keyed: run('ZADD', held, places)
 run('ZADD', unack, deadlines)
 run('HSET', lease, words)
--- If no message was claimed, store the answer only to replace an earlier answer of this call sequence (lane).
+-- If no message was claimed, store the reply only if Redis has an earlier reply of the same lane (the client's sequence
+-- of calls), which must be replaced.
 if #claimed > 0 or known then remember(#claimed > 0 and cmsgpack.pack(taken) or '', lease_ms) end
 put(pending, dues, moved)
 -- keyed: line_up(misplaced)
@@ -107,14 +111,14 @@ by_end(dropped, marks, finish)
 local behind = lengths[ready] + lengths[retry]
 for _, row in ipairs(rows) do behind = behind - row.at + #row.back end
 -- keyed: behind = waiting_now()
--- A claim with limit 0 only counts the backlog. A paused queue then counts as empty, so that no process books starts of
--- a shared limit for it.
+-- With `limit` 0, a worker only reads the backlog, before it books starts under a limit that several queues share. So
+-- report no backlog for a paused queue, because its messages cannot start.
 if is_paused and limit == 0 then behind = 0 end
 -- keyed: if is_sooner then redis.call('DEL', watch) end
 local promote_in, reclaim_in = watch_for_due()
 -- keyed: promote_in = until_more(promote_in)
 if behind > 0 and #claimed + #dropped + #moved + #misplaced > 0 then push_token() end
--- Keep only one wake-up, because more wake-ups would wake processes that find no messages.
+-- Keep only one entry in `wake`: each entry wakes a worker process, and this claim has found no message.
 if #claimed == 0 and redis.call('LLEN', wake) > 1 then redis.call('LTRIM', wake, 0, 0) end
 if not again then add('claimed', #claimed) end
 -- keyed: if is_limited and limit > 0 and not again then add('limited', 1) end

@@ -221,8 +221,8 @@ end
 
 -- Add new messages to their key queues, or to `pending` if they are due later. Messages of a key with the same due time
 -- must keep their order in `pending`. So the score of each message is at least half a us above the score of the
--- previous message of its key. A script call with 500 messages of a key needs 500 such steps. If the scores of earlier
--- messages are too near to the end of the ms, begin in a later ms, less than 20 ms after the due time.
+-- previous message of its key. A script call with 500 messages of a key needs 500 such steps. If earlier messages
+-- have used the first 500 steps after the due time, begin in a later ms, less than 20 ms after the due time.
 local function enter(ids, due)
   if due <= now_down then return line_up(ids) end
   local ms, rows, last, base, before, first = due, {}, {}, nil, nil, nil
