@@ -340,8 +340,8 @@ class Queue(Generic[B]):
         ordered: True runs the messages of one key one at a time, in publish order. Default: False.
         per_key: how many messages of one key may run at the same time, over all workers. Default: None, no limit.
         rate: how many messages may start per second, minute or hour, for example "100/s", "5/m" or "1000/h". A rate
-            by cost limits the sum of their costs instead, for example "100000/m by cost". A list may contain one rate of
-            each kind. Default: None, no limit.
+            by cost limits the sum of their costs instead, for example "100000/m by cost". A list may contain one rate
+            of each kind. Default: None, no limit.
         burst: how many messages may start at the same time after a quiet time; for a rate by cost, the sum of their
             costs. Default: None, the number that `rate` allows in 0.1 s, at least 1; for a rate by cost, a tenth of the
             number in `rate`.

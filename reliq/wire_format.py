@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: Of an exception, at most this many exceptions in its chain of causes are stored, and as many of an exception group.
+#: The maximum number of exceptions that are stored from a chain of causes, and from an exception group.
 CHAIN_LIMIT = 5
 #: A traceback has at most this many frames. The outermost frames are left out.
 FRAMES_LIMIT = 50
@@ -201,7 +201,7 @@ HEADERS_LIMIT = 8192
 #: The maximum size of a checkpoint as a JSON string, in bytes. Checkpoint, headers and message key together fit into
 #: HEADER_LIMIT.
 CHECKPOINT_LIMIT = 4096
-#: The due time of a message is in the first bytes of its Redis key `msg`: it ends before this number of bytes.
+#: The due time is within the first bytes of a stored message. So many bytes are enough to read it.
 DUE_BYTES = 32
 #: The maximum length of a message key, in bytes.
 KEY_LIMIT = 128
@@ -453,7 +453,7 @@ class StateWord:
 
 
 class Unset(StateWord):
-    """The message waits for its first delivery. It has no state word, or it was published with `Debounce`."""
+    """The message waits for its first delivery. It has no state word, or the state word of a debounced message."""
 
 
 @dataclass(frozen=True, slots=True)
