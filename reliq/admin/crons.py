@@ -1,4 +1,4 @@
-"""Periodic jobs: methods with which operators read and change them."""
+"""Methods with which operators read and change periodic jobs and stored schedules."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class CronActions(AdminBase):
 
 
 def _stored(queue: QueueSession, name: str = "") -> StoredSchedules:
-    """Return an object that reads and changes stored schedules; raise ConfigurationError if there is no `name`."""
+    """Return an object that reads and changes stored schedules; raise ConfigurationError if `name` is not stored."""
 
     async def ask(_driver: Driver, request: Any) -> Any:
         return queue.run(request)

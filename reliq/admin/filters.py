@@ -111,7 +111,7 @@ class Filter:
         return carries and any(spelling in body for spelling in spellings)
 
     def chooses_letter(self, letter: DeadLetter) -> bool:
-        """Return whether the filter matches a dead letter, apart from its age, for which `span` selects letters."""
+        """Return whether the filter matches a dead letter. Ages are not compared; `span` selects by age."""
         return (
             self.chooses_end(letter.id, "dead", letter.reason, letter.error)
             and self.raised in (None, letter.raised)
@@ -119,7 +119,7 @@ class Filter:
         )
 
     def chooses_end(self, id: str, kind: str, reason: str, error: str) -> bool:
-        """Return whether the filter matches an ended message, apart from its age, for which `span` selects messages."""
+        """Return whether the filter matches an ended message. Ages are not compared; `span` selects by age."""
         return (
             (not self.ids or id in self.ids)
             and self.kind in ("", kind)

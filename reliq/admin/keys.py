@@ -44,7 +44,7 @@ FIELDS = {
     "key_burst": ("key_burst",),
     "concurrency": ("concurrency",),
 }
-#: With this name in `clear`, `set_limits` removes the weights of all message keys; with `weight:KEY`, of one key.
+#: In `clear`, this name removes the weights of all message keys. The name `weight:KEY` removes the weight of one key.
 WEIGHTS: Final = "key_weights"
 #: Fields of the Redis hash `limits` that are not limits. Only scripts use these fields.
 _OWN = frozenset({"on", "declared", "weighted", "walk"})
@@ -111,7 +111,7 @@ class KeyReads(AdminBase):
         return read_limits(queue, stored)
 
     def shared_limits(self) -> list[SharedLimit]:
-        """Return the rates of the limits that several queues share, sorted by name, by a scan of all Redis keys."""
+        """Scan all Redis keys for the limits that several queues share; return their rates, sorted by name."""
         session = self._session()
         scan = partial(calls.keys_scanned, limit_key("*"), count=STEP_KEYS)
         keys = sorted({key for server in session.each().values() for some in server.scan(scan) for key in some})

@@ -42,7 +42,7 @@ EntryMark = Literal["", "held", "nacked", "suspect", "cancelled", "delayed", "de
 EventKind = Literal["published", "failed", "claimed", "due", "dead", "expired", "cancelled", "purged", "acked"]
 
 #: Members of the sorted sets `ring` and `held` that are not message keys. In `ring`, "" stands for the states ready and
-#: retry, which take turns with the keys. In `held`, "\2" marks ordered messages that wait for their redelivery.
+#: retry, which take turns with the message keys. In `held`, "\2" marks ordered messages that wait for a redelivery.
 NO_KEYS = ("", "\2")
 #: Dead letters may be large. So the first step of a walk reads one dead letter, and each later step reads at most twice
 #: as many as the previous step. A step reads no more dead letters than probably fit into LETTERS_STEP_BYTES.
@@ -106,7 +106,8 @@ def every_key(shard: QueueSession) -> Iterator[str]:
     """
     Yield each message key that may have waiting messages, once.
 
-    `ring` is read twice, because a throttled key may move from `asleep` back to `ring` after the first read.
+    The Redis key `ring` is read twice, because a throttled message key may move from `asleep` back to `ring` after the
+    first read.
     """
     yield from PRIORITY_LINES.values()
     seen = {*NO_KEYS, *PRIORITY_LINES.values()}

@@ -415,8 +415,8 @@ def noted_rates(session: Session, queues: Mapping[Keys, QueueSnapshot], maps: Sh
     """
     Return the rates of queues over about the last minute.
 
-    The rates are computed from the current totals, and from earlier totals that workers stored in Redis. A queue is
-    skipped if the earlier totals of a shard are missing.
+    The rates are computed from the current totals, and from earlier totals that workers stored in Redis. The result
+    omits a queue if the earlier totals of one of its shards are missing.
     """
     notes, now_ms = _notes(session, list(queues), STALE_MINUTES, maps)
     rates = {}

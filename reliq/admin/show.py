@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: One command reads this many entries of a stream.
 PAGE = 1000
-#: If Redis stores no record of the end of a message, `show` searches all dead letters for this many seconds.
+#: If a message is not alive and Redis has no record of its end, `show` searches dead letters for this many seconds.
 SEARCH_SECONDS = 0.5
 #: At each end of a list, this many entries are searched for an id. A search blocks Redis for about 5 ms.
 LOOK_THROUGH = 100_000
