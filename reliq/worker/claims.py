@@ -61,7 +61,7 @@ PASS_OVER_LIMIT = 5000
 LONGEST_POLL_SECONDS = 20.0
 #: Each worker process adds this many seconds to the interval between two polls.
 SECONDS_PER_WORKER = 4 / 3
-#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
+#: reliq has its own random generator, so that an application that seeds the module `random` gets the expected numbers.
 _chance = random.SystemRandom()
 
 

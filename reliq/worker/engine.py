@@ -1,8 +1,8 @@
 """
 The engine creates, starts and stops the components of a worker process, such as the fetcher and the settler.
 
-It enters the application's lifespan before it claims the first message, and leaves it after the last handler has ended.
-`Drained` checks whether the queues are empty, so that a worker with `--burst` can exit.
+It enters the application's lifespan before it claims the first message, and leaves it after the handlers have ended or
+the grace period is over. `Drained` checks whether the queues are empty, so that a worker with `--burst` can exit.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
+#: reliq has its own random generator, so that an application that seeds the module `random` gets the expected numbers.
 _chance = random.SystemRandom()
 
 

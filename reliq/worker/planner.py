@@ -33,7 +33,7 @@ CHECK_SECONDS = 1.0
 ABSENT_SECONDS = 10.0
 #: One script call publishes messages with at most this many bytes together.
 TICK_BYTES = 4 * MIB
-#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
+#: reliq has its own random generator, so that an application that seeds the module `random` gets the expected numbers.
 _chance = random.SystemRandom()
 
 

@@ -394,7 +394,7 @@ COUNT_BEATS = 4
 #: written theirs for an hour.
 FORGET_BEATS = 12
 
-#: A generator of its own, so that an application that seeds the module `random` gets the random numbers it expects.
+#: reliq has its own random generator, so that an application that seeds the module `random` gets the expected numbers.
 _chance = random.SystemRandom()
 
 
