@@ -432,7 +432,7 @@ class ClusterTransport:
         return {server: self._node(server) for server in self._servers.names()}
 
     def each(self, *, replicas: bool = False) -> dict[str, ServerConnections]:
-        """Read the slots; return the connections to all primaries and, if `replicas` is true, to all replicas."""
+        """Read the slots and return the connections to all primaries. If `replicas` is true, add all replicas."""
         others = self._servers.replicas()
         names = [*self._servers.names(), *(others if replicas else ())]
         return {server: self._node(server) for server in names}

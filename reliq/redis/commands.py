@@ -38,7 +38,7 @@ def id_text(raw: bytes) -> str:
 
 
 def raise_first(answers: list[Any]) -> list[Any]:
-    """Return the results `answers`; if some of them are exceptions, raise the first exception."""
+    """Return the list of results `answers`. If some of them are exceptions, raise the first exception."""
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -527,7 +527,7 @@ _NUMBERS = 7
 
 class Totals(NamedTuple):
     """
-    The totals of a queue, as stored once a minute.
+    The totals of a queue at one moment. A worker stores them in Redis once a minute.
 
     Attributes:
         at_ms: when these totals were read, in unix ms by the clock of Redis.
