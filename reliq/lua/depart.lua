@@ -1,19 +1,20 @@
--- depart: set aside a batch of messages or dead letters that moves to another shard
+-- depart: during a resize, reserve a batch of messages or dead letters that moves to other shards
 --
 -- KEYS  pending ready retry unack retries_left lease errors garbage dead totals ends windows leaving | msg
 -- ARGV  clock state | id
 -- Runs  pending:ZREM,ZSCORE ready:LRANGE,LTRIM retry:LRANGE,LTRIM unack:ZADD,ZREM,ZSCORE retries_left:HDEL,HGET
 --       lease:HDEL,HGET,HSET errors:HDEL,HGET,HMGET garbage:SADD dead:XDEL,XRANGE totals:HINCRBY ends:XADD
 --       windows:HGET leaving:HGETALL,HSET msg:GET,PTTL
--- Returns  pairs of name and record. In the first pair, the name is empty, and the record is the number of the batch
---          and the state. Then the name and all data of each message or dead letter: a message's name is its id; a dead
---          letter's name is the letter id, a space and the message id.
--- Nothing to do: until `leave` has removed a batch, every call returns this batch again.
+-- Returns  first an empty text, and the number of the batch with its state; then the name and all data of each message
+--          or dead letter. The name of a message is its id. The name of a dead letter is its letter id, a space, and
+--          its message id.
+-- Nothing to do: until `leave` has finished the move of a batch, every call returns this batch again.
 --
--- Until `leave` removes them, the messages of a batch are in unack, with a distant deadline and without a worker. From
--- a list, only the oldest messages can be set aside, in order. If `state` is `dead`, the ids are ids of dead letters. A
--- message without a body moves to garbage and ends as expired. A cancelled message ends immediately. A batch ends after
--- more than 8 MiB of bodies.
+-- Until `leave` removes them, the messages of a batch are in `unack` with a deadline in the distant future, but no
+-- worker has their leases. From `ready` or `retry`, only the oldest messages can move, so the ids must be in the order
+-- of the list. If `state` is `dead`, the ids are ids of dead letters. A message without a body moves to `garbage` and
+-- will end as expired. A cancelled message ends immediately. A batch has at most 8 MiB of bodies, and the message that
+-- exceeds them.
 
 local under_way = redis.call('HGETALL', leaving)
 if #under_way > 2 then return under_way end

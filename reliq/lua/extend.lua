@@ -3,12 +3,12 @@
 -- KEYS  unack lease
 -- ARGV  clock lease_ms | id nonce
 -- Runs  unack:ZADD,ZMSCORE,ZREM lease:HMGET,HSET
--- Returns  the ids with an invalid receipt, then the ids of cancelled messages.
+-- Returns  the ids of messages with an invalid receipt, then the ids of cancelled messages.
 -- Nothing to do: an invalid receipt changes nothing.
 --
--- The state word of a message (its value in `lease`) stores the longest lease that the message was given. If a deadline
--- is further from now than this lease, `tidy` shortens it. A lease of 0 ms marks a message whose process is dead: every
--- `reclaim` redelivers it.
+-- The state word of a message (its value in the hash `lease`) stores the longest time for which a worker has leased the
+-- message. If the lease has more time left, because Redis' clock was set back, `tidy` shortens it. With `lease_ms` 0,
+-- the state word shows that the worker process is dead: any `reclaim` then redelivers the message.
 
 local ids, held, _, lost, words = receipts('any')
 local stopped, deadlines, longer = {}, {}, {}

@@ -9,13 +9,13 @@
 -- Returns  how many messages and how many dead letters the queue has.
 -- Nothing to do: for a queue that does not exist, returns 0 and 0.
 --
--- A queue with messages is not removed. A queue with dead letters is removed only if `letters` is 1. If `look` is 1,
--- the script removes nothing and only returns the numbers.
+-- The script does not remove a queue that has messages. It removes a queue with dead letters only if `letters` is 1. If
+-- `look` is 1, it removes nothing, and only counts the messages and dead letters.
 
 local waiting = redis.call('ZCARD', pending) + redis.call('LLEN', ready) + redis.call('LLEN', retry)
 local placed = waiting + redis.call('ZCARD', unack) + redis.call('SCARD', garbage)
--- A message with a retry count that is in no state is lost. It counts as a message, because `reliq check` can repair
--- it.
+-- A message that has a retry count, but is in no list and no set, is lost. `reliq check` can repair it, so count it as
+-- a message of the queue.
 local alive, kept = math.max(placed, redis.call('HLEN', retries_left)), redis.call('XLEN', dead)
 if look == '0' and alive == 0 and (kept == 0 or letters == '1') then
   redis.call('UNLINK', dead, lease, errors, totals, ends, history, minutes, cron, wake, watch, paused, windows, map, epoch, token, leaving, arrived)

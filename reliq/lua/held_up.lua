@@ -1,11 +1,12 @@
--- held_up: find the first waiting message of each key that is throttled, paused or saturated
+-- held_up: find the first waiting message of each key whose messages cannot start now
 --
 -- KEYS  ring held asleep line
 -- ARGV  clock most | key
 -- Runs  ring:ZSCORE held:ZRANDMEMBER asleep:ZRANGE line:LINDEX
--- Returns  key and first message id, for the given keys, the `most` keys that are throttled longest, and the keys of
---          `most` random running messages.
--- Nothing to do: if no messages wait under a key, returns an empty list.
+-- Returns  the key and the id of its first message, for each key that is throttled, paused or at its concurrency limit.
+--          The script checks the given keys, the `most` keys whose throttling ends last, and the keys of `most` random
+--          running messages.
+-- Nothing to do: if no messages with keys wait, returns an empty list.
 
 local met, answer = {}, {}
 local function meet(key)

@@ -1,18 +1,18 @@
--- key_queues: read how many messages of each key wait, and why
+-- key_queues: read how many messages wait in the key queues, and why they wait
 --
 -- KEYS  limits ring held asleep rates retries_left line
 -- ARGV  clock most | key
 -- Runs  limits:HGET,HMGET ring:ZCARD,ZRANDMEMBER,ZRANGE,ZSCORE held:ZCARD,ZLEXCOUNT,ZRANDMEMBER
 --       asleep:ZCARD,ZRANDMEMBER,ZSCORE rates:ZSCORE retries_left:HRANDFIELD line:LINDEX,LLEN
--- Returns  how many keys wait for a worker (are in the ring), how many keys are throttled or paused, how many messages
---          run, 1 if no message may start now, until when the queue is throttled in unix seconds ('': it is not), and
---          the id of the first message in the key queue that is served next ('': none). Then for each key: name,
---          waiting messages, running messages, their limit (0: none), until when the key is throttled, weight, and 1 if
---          the key is in the ring.
+-- Returns  how many keys have messages that wait for a worker; how many keys are throttled or paused; how many messages
+--          run; 1 if the queue's limits allow no start now; when the throttling of the whole queue ends, in unix
+--          seconds ('': it is not throttled); and the id of the message with a key that is claimed next ('': none).
+--          Then for each key: its name, its waiting messages, its running messages, its concurrency limit (0: none),
+--          when its throttling ends, its weight, and 1 if its messages wait for a worker.
 -- Nothing to do: if no messages wait or run, returns zeros.
 --
--- Without keys in the call, the script reads a sample of keys, and answers for at most `most` keys with the longest key
--- queues.
+-- If the script call has no keys, the script reads a random sample of keys, and returns at most `most` keys with the
+-- longest key queues.
 
 local asked, met, rows = {}, {}, {}
 local function meet(key)

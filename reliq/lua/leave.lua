@@ -1,14 +1,15 @@
--- leave: finish the move of a batch; delete its moved messages, and return its other messages to their states
+-- leave: finish the move of a batch in its old shard, and delete the messages that have moved
 --
 -- KEYS  pending ready retry unack retries_left lease errors totals ends wake watch windows leaving | msg
 -- ARGV  clock number | id stays
 -- Runs  pending:ZADD,ZRANGE ready:LPUSH retry:LPUSH unack:ZADD,ZRANGE,ZREM,ZSCORE retries_left:HDEL lease:HDEL,HGET,HSET
 --       errors:HDEL,HMGET totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL windows:HDEL leaving:HDEL,HGET msg:DEL
 -- Returns  the ids of moved messages that were cancelled during the move.
--- Nothing to do: returns no ids, if the move of this batch has ended or never began.
+-- Nothing to do: if the move of this batch has ended or never began, returns no ids.
 --
--- The script changes only messages that are still set aside for this batch, because an interrupted call may have put
--- messages back into their states.
+-- Messages with `stays` have not moved, so they return to their earlier states. The script skips messages that are no
+-- longer reserved for this batch: Redis may have stopped in the middle of an earlier call, which has already returned
+-- these messages to their states.
 
 if (redis.call('HGET', leaving, '') or ''):match('^%d+') ~= number then return {} end
 local gone, bodies, over, cancels, ended, words, calm = {}, {}, {}, {}, {}, {}, {}

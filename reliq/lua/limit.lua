@@ -1,16 +1,16 @@
--- limit: write the limits of a queue, and serve keys that the new limits allow
+-- limit: set the limits of a queue, and let the messages start that the new limits allow
 --
 -- KEYS  wake watch limits ring held asleep rates line
 -- ARGV  clock declared | field value
 -- Runs  wake:LLEN,LPUSH watch:DEL limits:HDEL,HGET,HKEYS,HMGET,HSET ring:ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZSCAN asleep:ZADD,ZMSCORE,ZREM,ZSCAN,ZSCORE rates:ZADD,ZREM,ZSCORE
 --       line:EXISTS
 -- Returns  1 if the limits were written, else 0.
--- Nothing to do: returns 0, if the last declaration had the same limits.
+-- Nothing to do: if the last declaration of a worker had the same limits, returns 0.
 --
--- `declared` is the fingerprint of limits that a worker declares. The given limits then replace all limits, unless the
--- last declaration had the same fingerprint. If `declared` is empty, only the given limits are written. An empty value
--- removes a limit. The call checks only about 1,000 keys that the old limits blocked; later calls of `promote` check
--- the rest.
+-- If a worker declares limits in its code, `declared` is the fingerprint of these limits. They then replace all limits
+-- of the queue, but nothing is written if the last declaration had the same fingerprint. If `declared` is empty, only
+-- the limits in this script call change. An empty value removes a limit. This script checks about 1,000 of the keys
+-- that the old limits blocked. Later calls of `promote` check the other keys.
 
 if declared ~= '' and redis.call('HGET', limits, 'declared') == declared then return 0 end
 

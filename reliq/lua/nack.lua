@@ -1,4 +1,4 @@
--- nack: let failed messages wait in unack for their redelivery, or move them to garbage
+-- nack: keep failed messages in unack until their redelivery, or move them to garbage if they fail for good
 --
 -- KEYS  unack garbage retries_left lease errors totals ends wake watch | msg
 -- ARGV  clock bare keyed | id nonce delay_ms note value key
@@ -6,15 +6,16 @@
 --       totals:HINCRBY ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PERSIST,PEXPIRE,PTTL,SET,SETRANGE,STRLEN
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
 --       rates:ZADD,ZREM,ZSCORE ready:EXISTS retry:EXISTS line:EXISTS retries_left:HGET
--- Returns  the ids with an invalid receipt, then the ids that ended as cancelled.
+-- Returns  the ids of messages with an invalid receipt, then the ids of messages that ended as cancelled.
 -- Nothing to do: an invalid receipt changes nothing.
 --
--- The script stores `note` before the notes of earlier failures. When the redelivery is due, `reclaim` spends the
--- retry.
+-- The script stores `note` (the failure) before the notes of the message's earlier failures. It does not change the
+-- number of retries: `reclaim` does this when the redelivery is due.
 --
--- If a message must not run again, `value` is its value. If Redis has already deleted the body, the script restores it
--- from `value` for the dead letter. If such a message has no value, `delay_ms` is -1 for an empty body, or -2 for a
--- body that was too large to read, which stays in Redis.
+-- If a message fails for good, `value` is its stored value (header and body). If Redis has already deleted the value
+-- because its TTL ended, the script writes it again, because the dead letter needs it. Without `value`, a `delay_ms` of
+-- -1 means that the message fails for good and has an empty body. A `delay_ms` of -2 means that it fails for good and
+-- that the worker did not read its large body, which stays in Redis.
 
 local ids, held, stopped, lost, _, receipt_of = receipts()
 local waiting, dues, words, buried, notes = {}, {}, {}, {}, {}

@@ -1,4 +1,4 @@
--- plan: write, delete, pause or resume a stored schedule
+-- plan: create, change, delete, pause or resume a stored schedule
 --
 -- KEYS  plans plans_due limits map
 -- ARGV  clock verb name revision next key value
@@ -8,10 +8,11 @@
 --          `superseded` if `next` has passed, or if the caller of a resume has read another revision.
 -- Nothing to do: returns `unchanged`, `unknown`, `sharded` or `superseded`.
 --
--- Redis stores a schedule as `REVISION PAUSE`, a line feed, and the definition (options and message). The revision is
--- the hash of the definition. For a write, `value` is the definition; for a pause, `value` is the pause. `next` is the
--- next tick, or empty if there is none. A write keeps the pause. If the revision is the same, it also keeps the next
--- tick.
+-- The hash `plans` stores a schedule as `REVISION PAUSE`, a line feed, and the definition (options and message).
+-- REVISION is the hash of the definition. PAUSE is the user who paused the schedule and the reason, as JSON, or empty.
+-- With the verb `write`, the argument `value` is the definition; with `pause`, it is PAUSE. `next` is the next tick
+-- (due time), or empty if no tick follows. A `write` keeps the PAUSE of the schedule. If the definition is the same, it
+-- also keeps the next tick.
 
 local row = redis.call('HGET', plans, name)
 local known, pause, rest = (row or ''):match('^(%x+) ([^\n]*)\n(.*)$')
@@ -31,12 +32,13 @@ if verb == 'resume' and known ~= revision then return 'superseded' end
 if key ~= '' and is_sharded() then return 'sharded' end
 local is_new = known ~= revision
 local sets_next = verb == 'resume' or (pause or '') == '' and (is_new or not redis.call('ZSCORE', plans_due, name))
--- If `next` has passed since the client read the clock, a worker may have published this tick.
+-- `next` may have passed since the client read the clock, and a worker may already have published the message of this
+-- tick. Then the client must compute `next` again.
 if sets_next and next ~= '' and next * 1000 <= now_down then return 'superseded' end
 if key ~= '' then redis.call('HSETNX', limits, 'on', '1') end
 
--- Write the next tick before the schedule's row, because the script may be interrupted. A tick without a row is removed
--- later, but a row without a tick would never run.
+-- Write the next tick before the schedule, because Redis may stop between the two writes. A tick without a schedule is
+-- removed later, but a schedule without a tick would never run.
 if sets_next then
   if next ~= '' then redis.call('ZADD', plans_due, next, name) else redis.call('ZREM', plans_due, name) end
 end

@@ -3,8 +3,10 @@
 -- KEYS  plans plans_due
 -- ARGV  clock skip limit
 -- Runs  plans:HLEN,HMGET plans_due:ZCARD,ZCOUNT,ZRANGE
--- Returns  the time in ms; the ms until the next tick (-1: none); how many schedules are due; then name, tick in unix
---          seconds and row (empty if it is missing) of at most `limit` due schedules after the first `skip`.
+-- Returns  the current time in unix ms; the ms until the next tick (due time) of any schedule (-1: there is none); how
+--          many schedules are due; then for each due schedule its name, its tick in unix seconds, and its value in the
+--          hash `plans` (empty if the hash does not have it). The first `skip` due schedules are left out, and at most
+--          `limit` are returned.
 -- Nothing to do: if no schedule is due, returns no names.
 
 local due = redis.call('ZCOUNT', plans_due, '-inf', score(now_down))

@@ -6,13 +6,13 @@
 --       lease:HDEL garbage:SISMEMBER totals:HINCRBY wake:LLEN,LPUSH msg:SET
 -- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       line:EXISTS,LPUSH
--- Returns  for each tick `published`; `missed` for a tick without a value; `superseded` if the schedule is deleted,
---          paused or changed, or if its next tick is not `since`.
--- Nothing to do: a tick that is no longer the next tick of its schedule gets `superseded`.
+-- Returns  for each tick (due time) `published`; `missed` if `value` is empty; or `superseded` if the schedule was
+--          deleted, paused or changed, or if `since` is not its next tick.
+-- Nothing to do: if the tick is no longer the next tick of its schedule, returns `superseded`.
 --
--- The script publishes the messages before it writes the next ticks, so an interrupted script repeats a tick and loses
--- none. `next` is the schedule's next tick; empty if there is none. The ticks of a schedule are in the order of their
--- times.
+-- The script publishes the messages before it writes the next ticks. So if Redis stops in the middle of the script, a
+-- tick is handled again, and no tick is lost. `next` is the tick after this tick, or empty if no tick follows. If a
+-- script call has several ticks of a schedule, they are in the order of their times.
 
 local answers, fresh, left, nexts = {}, {}, {}, {}
 local function alive(id) return redis.call('HEXISTS', retries_left, id) == 1 or redis.call('SISMEMBER', garbage, id) == 1 end
@@ -27,7 +27,8 @@ for i = 1, ITEMS do
     nexts[name] = ''
   elseif known == arg(i, REVISION) and tonumber(expected or '') == tonumber(arg(i, SINCE)) then
     answers[i], nexts[name] = arg(i, VALUE) == '' and 'missed' or 'published', arg(i, NEXT)
-    -- If a message with this id is alive, this call published it before an interruption.
+    -- If a message with this id is alive, an earlier call has published it, but Redis stopped before it wrote the next
+    -- tick.
     if answers[i] == 'published' and not alive(id) then
       redis.call('SET', body(i), prefix .. string.format('%.0f', now_down) .. arg(i, VALUE), 'PX', arg(i, TTL_MS))
       fresh[#fresh + 1] = id

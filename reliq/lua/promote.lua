@@ -1,4 +1,4 @@
--- promote: move due messages from pending to ready
+-- promote: move due messages from pending to ready, or to their key queues
 --
 -- KEYS  pending ready totals wake
 -- ARGV  clock limit
@@ -6,13 +6,13 @@
 -- Keyed  ready:EXISTS retry:EXISTS retries_left:HMGET limits:HDEL,HGET,HMGET,HSET ring:EXISTS,ZADD,ZRANGE
 --       held:ZCARD,ZLEXCOUNT,ZREM,ZSCAN,ZSCORE asleep:ZADD,ZMSCORE,ZRANGE,ZRANGEBYSCORE,ZREM,ZSCAN,ZSCORE
 --       rates:ZADD,ZSCORE line:EXISTS,LPUSH,RPUSH
--- Returns  how many messages moved, and the ms until the next message is due (-1: none).
--- Nothing to do: if no message is due, returns 0 and that time.
+-- Returns  how many messages moved, and the ms until the next message is due (-1: there is none).
+-- Nothing to do: if no message is due, returns 0 and the ms until the next message is due.
 --
--- In a queue with keys, a message moves to its key queue, and keys whose throttling is over are served again. The
--- returned time is then the earliest of three: the next due message, the next end of a throttling, and the next start
--- that the queue's rate allows. Messages of a key with the same due time have scores that are up to half a ms later, to
--- keep their order.
+-- In a queue with keys, a message with a key moves to its key queue. The script also lets messages of a key start again
+-- if the throttling of the key has ended. It then returns the ms until a message is due, a throttling ends, or the
+-- queue's rate limit allows a start, whichever is first. In `pending`, messages of a key with the same due time have
+-- scores up to half a ms after this time, which keep their order.
 
 local last = score(now_down)
 -- keyed: last = last .. '5'
@@ -24,7 +24,7 @@ local fresh = ids
 -- keyed: local may, full = bucket('')
 
 begin(pending)
--- If the clock went back, `bucket` has reduced the times of token buckets: store them.
+-- If Redis' clock was set back, the function `bucket` has reduced the times of token buckets. Store these times.
 -- keyed: local buckets = may == 0 and { string.format('%.0f', full), '' } or {}
 -- keyed: if purse() then purse_read.keep(buckets) end
 -- keyed: run('ZADD', rates, buckets)

@@ -7,30 +7,33 @@
 --       epoch:GET,SET msg:SET dedup:DEL,GET
 -- Keyed  limits:HGET,HMGET,HSETNX ring:ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS,LPOS,LREM retries_left:HGET line:EXISTS,LPOS,LPUSH,LREM map:GET
--- Returns  the due time in ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for each message that was not published;
---          if the shard refuses the publisher's shard map, `epoch` and the version of the shard's own map.
--- Nothing to do: a repeated call number gets its first answer; a lower number gets `stale`.
+-- Returns  the due time in unix ms, then ` INDEX:duplicate` or ` INDEX:tombstoned` for each message that was not
+--          published. If the shard refuses the publisher's shard map: `epoch` and the version of the shard's own map.
+-- Nothing to do: for the call number of an earlier call, returns the reply of that call; for a lower call number,
+--          returns `stale`.
 --
--- If the caller has chosen the ids, `window` is for how many ms they stay blocked after their end, and the call has
--- dedup keys. Otherwise `window` is empty. `known` is the version of the publisher's shard map; it is empty for
--- generated ids in shard 0, which every shard map allows.
+-- For chosen ids, `window` is for how many ms an id stays blocked after the end of its message, and the script call has
+-- deduplication keys. For generated ids, `window` is empty. `known` is the version of the publisher's shard map. It is
+-- empty for generated ids in shard 0, because shard 0 may publish them with any shard map.
 --
--- The script writes `prefix` (the start of the header), the due time and `value` (the rest of the header, and the
--- body). For a bare body, `prefix` is empty. The first write is a SET, so at `maxmemory` Redis refuses the whole call.
+-- The script stores each message as `prefix` (the start of the header), the due time, and `value` (the rest of the
+-- header, and the body). For a bare body, `prefix` is empty. The first write is a SET, so if Redis is full
+-- (`maxmemory`), it refuses the whole call.
 --
--- `keyed` is 1 if any message has a message key. Then each message has the argument `key`, which may be empty, and the
--- queue must have only one shard.
+-- `keyed` is 1 if any message of the call has a message key. Each message then has the argument `key`, which is empty
+-- for a message without a key. A queue with several shards refuses such a call.
 
 local answer = recall()
 if answer then
-  -- A repeated call must write too: since Redis 7.2, WAIT confirms only the writes of the same connection.
+  -- A repeated script call must write too. After it, the client may run WAIT, and since Redis 7.2, WAIT confirms only
+  -- the writes of the same connection.
   redis.call('PEXPIRE', lane, remember_ms)
   return answer
 end
 
 local refused, is_new = fence(window ~= '')
 -- keyed: if keyed == '1' and is_sharded() then refused = 'epoch ' end
--- Store the refusal too: an earlier try of the same call may still arrive, and must get the same answer.
+-- Store this reply too. If the client repeats a call, its first call may arrive later and must get the same reply.
 if refused then remember(refused, remember_ms) return refused end
 
 local due = tonumber(at) and math.max(tonumber(at), 1e12) or (tonumber(delay_ms) > 0 and now_up + delay_ms or now_down)
@@ -70,8 +73,8 @@ for i = 1, ITEMS do
   end
 end
 -- keyed: redis.call('HSETNX', limits, 'on', '1')
--- An earlier message may have had the id. Remove its state word before the new message enters a list, and its dedup
--- marker afterwards.
+-- An earlier message may have had the same id. Delete its state word before the new message is added to a list, and
+-- delete its deduplication key afterwards.
 if chosen then run('HDEL', lease, fresh) end
 enter(fresh, due)
 for _, id in ipairs(later and revived or {}) do redis.call('HSET', lease, id, '@' .. due_text) end
