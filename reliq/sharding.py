@@ -222,7 +222,7 @@ class ShardChange:
             after = f"({letters[-1].letter}"
 
     def _strays(self, keys: Keys) -> Iterator[int]:
-        """Count the unfinished messages of a shard whose home is another shard; yield the count after each step."""
+        """Count the unfinished messages in a shard that belong to another shard. Yield the count so far after each step."""
         number = self._session.run(_leaving(keys))
         for command, key in (("HSCAN", keys.retries_left), ("SSCAN", keys.garbage)):
             for ids in self._stray_ids(keys, command, key):

@@ -463,7 +463,7 @@ class Held(StateWord):
 
     Attributes:
         nonce: the nonce that proves the lease.
-        lane: the call sequence (lane) of the script call that claimed the message.
+        lane: the sequence of script calls (lane) to which the claim of the message belongs.
         lease_ms: the longest lease that the message was given, in ms.
     """
 

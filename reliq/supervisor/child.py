@@ -204,7 +204,7 @@ class OrphanKiller:
             text=True,
             start_new_session=True,
         )
-        self._process.wait()  # this process only forks the guard, and then ends
+        self._process.wait()  # the started process only forks the guard process, and then ends
 
     def note(self, pid: int, *, begins: bool) -> None:
         """Notify the guard that the worker process `pid` has started, if `begins` is True, or has ended."""
@@ -478,7 +478,7 @@ class Child:
         return queue in self._async and any(not row.queue for row in rows)
 
     def kill(self, reason: str, charged: list[Row] | None = None) -> None:
-        """Kill the process; store `reason`, and in `charged` the status rows of messages that lose a retry."""
+        """Kill the process and store `reason`. The messages with the status rows `charged` lose a retry."""
         self.end_reason = reason
         self.charged = charged
         self.is_killed = True

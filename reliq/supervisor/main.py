@@ -42,8 +42,8 @@ logger = logging.getLogger("reliq.child")
 
 #: The interval in seconds at which threads of a worker process check whether the shutdown of the process has begun.
 STOP_LOOK_SECONDS = 0.5
-#: If the supervisor has died, its worker processes have at most this grace period, in seconds.
-#: The guard kills a process that still runs 3 s later.
+#: The grace period, in seconds, of worker processes whose supervisor has died. If a process still runs 3 s after it,
+#: the guard process kills it.
 ALONE_SECONDS = 5.0
 #: How long atexit functions of the application may run, for example to flush logs, spans and error reports.
 ATEXIT_SECONDS = 3.0

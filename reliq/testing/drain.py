@@ -179,7 +179,7 @@ class HandlerCalls:
 
     @staticmethod
     def of(handler: Handler, deliveries: list[HeldDelivery]) -> HandlerCall:
-        """Return a call of `handler` with these deliveries. The timeout of the handler starts now."""
+        """Return a new `HandlerCall` of `handler` with these deliveries. The timeout of the handler starts now."""
         for held in deliveries:
             held.started = True
         now = time.monotonic()

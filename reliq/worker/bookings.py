@@ -55,11 +55,11 @@ class _Booked(NamedTuple):
 
 class Bookings:
     """
-    The booked starts of one shard, at each limit of its queue.
+    The message starts that this process has booked for one shard, at each shared limit of the queue.
 
     Attributes:
         rests_until: the monotonic time until which the fetcher does not claim from the shard.
-        by_cost: whether a limit counts costs.
+        by_cost: whether a limit counts the costs of messages.
         held: if a limit counts costs, the claimed messages that have not started. The fetcher claims no more messages
             from the shard before these messages start.
     """

@@ -95,7 +95,7 @@ class Fetcher:
         self._claims: dict[Keys, QueueClaims] = {}
         self._queues: list[QueueClaims] = []
         self._bookings: list[Bookings] = []  # the booked starts of shards with shared limits
-        self._by_cost: list[tuple[QueueClaims, Bookings]] = []  # the shards with a shared limit by cost
+        self._by_cost: list[tuple[QueueClaims, Bookings]] = []  # shards of queues that share a rate limit by cost
         self._tokens: WakeTokens  # created by the first `step`
         self._places: dict[Hashable, list[Keys]] = {}
         self._has_shared_waits = False  # whether one blocking wait for wake-ups serves several shards

@@ -100,7 +100,7 @@ class Runner:
     logged and passed to the hooks of `Consumer.on_error`.
 
     Args:
-        settle: called with deliveries and their common outcome, or with None if each delivery already has an outcome.
+        settle: called with deliveries and their outcome. The outcome is None if each delivery already has its own.
         middleware: the middleware of the consumer, the outermost first.
         observers: the observers of the consumer.
         stopping: an event that is set when the shutdown begins.

@@ -402,8 +402,8 @@ class Inflight:
         self._capacity_grew = threading.Condition(self._lock)  # notified when the fetcher can claim more messages
         self._changed = threading.Condition(self._lock)  # notified when a call ends, or the first delivery is added
         self._deliveries: dict[HeldDelivery, None] = {}  # all deliveries, in the order of their claims
-        self._plain_calls: deque[list[HeldDelivery]] = deque()  # handler calls with a slot, not yet in a thread
-        self._async_calls: deque[list[HeldDelivery]] = deque()  # handler calls with a slot, not yet in a task
+        self._plain_calls: deque[list[HeldDelivery]] = deque()  # have a slot, wait for a thread
+        self._async_calls: deque[list[HeldDelivery]] = deque()  # have a slot, wait for a task
         self._runs: dict[HandlerCall, None] = {}
         self._idle_threads = 0  # the number of threads that wait for a handler call
         self._waking = False  # whether an idle thread was notified and has not yet woken up
