@@ -1,4 +1,4 @@
--- reclaim: move messages with an expired deadline from unack to retry, or to garbage
+-- reclaim: redeliver messages in unack whose lease has expired or whose backoff has ended, or move them to garbage
 --
 -- KEYS  unack retry garbage retries_left lease errors totals ends wake msg
 -- ARGV  clock limit spare most
@@ -6,21 +6,23 @@
 --       lease:HDEL,HMGET,HSET errors:HDEL,HMGET,HSET totals:HINCRBY ends:XADD wake:LLEN,LPUSH msg:PERSIST
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE rates:ZSCORE
 --       ready:EXISTS retry:EXISTS line:EXISTS,RPUSH msg:GETRANGE
--- Returns  ms until the next deadline (-1: none), then five lists of ids: messages with an expired lease (now suspects,
---          if reliq leased them); messages that are due again after a wait; messages without retries left; cancelled
---          messages; and messages with an invalid or missing retry count.
--- Nothing to do: if no deadline has passed, returns that time and empty lists.
+-- Returns  the ms until the next deadline in unack (-1: there is none), then five lists of ids: messages whose lease
+--          has expired; messages whose backoff has ended; messages that moved to garbage; messages that ended as
+--          cancelled; and messages with an invalid or missing retry count.
+-- Nothing to do: if no deadline has passed, returns the ms until the next deadline and empty lists.
 --
--- A message with an expired lease may have killed its worker; this counts as a death. After the first death it is
--- redelivered immediately. After later deaths it waits in unack, longer each time. After `most` deaths in a row it goes
--- to garbage. A message without a state word was leased by a foreign consumer: it is redelivered immediately and does
--- not become a suspect.
+-- A message with an expired lease may have killed its worker process, so this counts as a death of the message. After
+-- the first death, the message is redelivered immediately. After each further death, it waits in `unack` before its
+-- redelivery, longer each time. After `most` deaths in a row, it moves to `garbage`. A message without a state word was
+-- leased by a consumer in Go. It is redelivered immediately, and its expired lease does not count as a death.
 --
--- With `spare`, the script skips expired leases, because workers may be about to renew them. It does not skip leases of
--- 0 ms, which the supervisor writes for dead processes. It then searches ten times `limit` ids.
+-- With `spare`, the script skips messages with expired leases, because their workers may renew the leases after an
+-- outage. It does not skip leases of 0 ms, which the supervisor writes for dead worker processes. The script then reads
+-- ten times `limit` ids.
 --
--- The caller cannot know which messages go to garbage, so `msg` is not a key but the prefix of the keys of all bodies.
--- The script removes the TTL of a body in garbage, because the body must last until the dead letter is written.
+-- The caller does not know in advance which messages will move to `garbage`, so `msg` is not a Redis key but the prefix
+-- of the Redis keys of all bodies. The script removes the TTL of the bodies of messages in `garbage`, because Redis
+-- must keep these bodies until `collect` writes the dead letters.
 
 local reach = spare == '' and limit or 10 * limit
 local part = redis.call('ZRANGEBYSCORE', unack, '-inf', score(now_down), 'LIMIT', 0, reach)
@@ -42,13 +44,13 @@ local known = run('HMGET', errors, ids)
 for i, id in ipairs(ids) do
   local word, left, waited = words[i], count(lefts[i]), waits(words[i])
   local died, due, fresh = word and deaths(word) + (waited and 0 or 1) or 0, heir(word)
-  -- If the message has a successor, the successor takes its id, with its own retries, key and cost. It inherits the
-  -- number of deaths, but at most `most` - 1, so it does not go to garbage.
+  -- If the message has a successor, publish the successor under the same id, with its own retries, key and cost. The
+  -- deaths of the message also count for the successor, but at most `most` - 1, so that it does not move to `garbage`.
   if fresh then left, died = fresh + 1, math.min(died, most - 1) end
   -- keyed: if fresh then old_keys[id], lines[id] = key_of[id], line_of_value(redis.pcall('GETRANGE', msg .. id, 0, 16383)) end
   -- keyed: key_of[id] = key_of_line(lines[id])
   local is_last, note = left == 0 or died >= tonumber(most), known[i] or ''
-  -- Store an expired lease as a failure now, even if the redelivery comes later.
+  -- Add the expired lease to the failures of the message now, even if the message is redelivered later.
   local is_new = (not waited and word) or (is_last and word ~= 'nacked' and not note:find('^lease '))
   if is_new and not cancelled(word) then
     pair(notes, id, failures('lease - ' .. (note:match('^%S+ %S+ ([^\29-\31]*)') or ''), note))

@@ -1,14 +1,15 @@
--- register: store periodic jobs with their schedules
+-- register: store periodic jobs with their schedules, and read their states
 --
 -- KEYS  cron
 -- ARGV  clock newest | entry schedule
 -- Runs  cron:HLEN,HMGET,HSET
--- Returns  the time in ms, then for each entry the last settled tick and the time of a requested run (empty: none);
---          both are empty if Redis keeps another schedule.
--- Nothing to do: if the schedules are stored already, returns the same answer.
+-- Returns  the current time in unix ms; then for each periodic job its last settled tick (due time), and when a user
+--          requested an immediate run (empty: no request). Both are empty if Redis keeps another schedule for the job.
+-- Nothing to do: if the schedules are already stored, only returns these values.
 --
--- A process calls this script with `newest` when it starts, and without `newest` every few seconds. If no process has
--- registered the stored schedule for half a minute, the caller's schedule replaces it.
+-- A process calls this script with `newest` when it starts: its schedules then replace different stored schedules.
+-- Every few seconds, it calls the script without `newest`. Its schedule then replaces a different stored schedule only
+-- if no process has registered the stored schedule for half a minute.
 
 local now, answer = math.floor(now_down / 1000), { now_down }
 for i = 1, ITEMS do
@@ -25,9 +26,9 @@ for i = 1, ITEMS do
     local is_change = known and known ~= wanted
     local ran_meanwhile = newest ~= '1' or former == wanted and silent(former_seen) <= 30
     if not (is_change and is_sound and ran_meanwhile) then
-      -- The new schedule skips all ticks before now. If it replaces another schedule, a tick in this second is not
-      -- skipped: it may also be a tick of the former schedule that is not published yet. If the clock was set back, no
-      -- tick is repeated.
+      -- The new schedule begins now, so its earlier ticks (due times) are skipped. If it replaces another schedule, a
+      -- tick in this second is not skipped, because the other schedule may have the same tick and may not have
+      -- published it. If Redis' clock was set back, keep the later of both times, so that no tick is repeated.
       last = string.format('%.0f', math.max(is_change and now - 1 or now, math.min(tonumber(before or 0), 1e11)))
     end
     redis.call('HSET', cron, names[1], wanted, names[2], last, names[3], now)

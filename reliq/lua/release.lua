@@ -1,4 +1,4 @@
--- release: return leased messages to the head of ready, without spending a retry
+-- release: return leased messages to the head of ready or of their key queues, without spending a retry
 --
 -- KEYS  unack ready retries_left lease errors totals ends wake
 -- ARGV  clock sleep_ms keyed | id nonce key
@@ -6,13 +6,14 @@
 --       ends:XADD wake:LLEN,LPUSH
 -- Keyed  ready:EXISTS retry:EXISTS watch:DEL limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE,ZREM held:ZCARD,ZLEXCOUNT,ZREM
 --       asleep:ZADD,ZMSCORE,ZRANGE,ZSCORE rates:ZADD,ZREM,ZSCORE line:EXISTS,RPUSH retries_left:HGET
--- Returns  the ids with an invalid receipt.
+-- Returns  the ids of messages with an invalid receipt.
 -- Nothing to do: an invalid receipt changes nothing.
 --
--- A suspect stays a suspect. The first message of the call will be the first to be claimed again.
+-- The first message of the script call will be claimed first. A suspect, which may have killed an earlier worker
+-- process, is still a suspect at its next delivery.
 --
--- With `sleep_ms`, the keys of the messages are throttled for that time, except keys that are throttled for longer. A
--- message without a key throttles the whole queue.
+-- With `sleep_ms`, the keys of the messages are throttled for this time, except keys that are already throttled for
+-- longer. A message without a key throttles the whole queue.
 
 local ids, held, stopped, lost, words, receipt_of = receipts()
 local freed, suspects, calm = {}, {}, {}

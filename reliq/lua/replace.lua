@@ -1,4 +1,4 @@
--- replace: publish messages with chosen ids, which may already belong to waiting or running messages
+-- replace: publish messages with chosen ids, even if waiting or running messages already have these ids
 --
 -- KEYS  lane? pending ready unack retries_left lease garbage totals ends wake watch windows epoch | msg dedup
 -- ARGV  clock number at delay_ms ttl_ms retries prefix mode span_ms most_ms remember_ms known keyed | id value key
@@ -11,14 +11,16 @@
 --          INDEX:follows:MS` with its due time; for any other message ` INDEX:duplicate`, ` INDEX:tombstoned`, or `
 --          INDEX:ending` if a message with its id is about to become a dead letter. If the shard refuses the
 --          publisher's shard map: `epoch` and the version of the shard's own map.
--- Nothing to do: a repeated call number gets its first answer; a lower number gets `stale`.
+-- Nothing to do: for the call number of an earlier call, returns the reply of that call; for a lower call number,
+--          returns `stale`.
 --
--- A waiting message gets the new body. A running message gets a successor: the new message, which takes over the id
--- when the running message ends.
+-- If a message with the same id waits, it gets the body, retries and due time of the new message. If a message with the
+-- same id runs, the new message becomes its successor: it is published under this id when the running message ends.
 --
--- `mode` is `follow`, `replace`, `debounce` or `throttle`. A debounced message starts `span_ms` after the last publish
--- of its id, but at most `most_ms` after the first publish, which its state word stores. Throttled messages start
--- `span_ms` apart: until the next start, a dedup marker blocks the id.
+-- `mode` is `follow`, `replace`, `debounce` or `throttle`. With `follow`, a waiting message is not replaced. With
+-- `debounce`, a message starts `span_ms` after the last publish of its id, but at most `most_ms` after the first
+-- publish. With `throttle`, messages with the same id start at least `span_ms` apart. The TTL of the deduplication key
+-- then stores when the next message may start.
 
 local answer = recall()
 if answer then
@@ -66,7 +68,7 @@ for i, row in ipairs(rows) do
     local later, first = due > now_down, row.since and string.format('>%.0f', row.since) or ''
     local start = prefix == '' and '' or prefix .. due_text
     redis.call('SET', body(i), start .. arg(i, VALUE), 'PX', string.format('%.0f', math.max(due - now_up, 0) + ttl_ms))
-    -- If the replaced message waits for its backoff, add a retry, because the redelivery spends it.
+    -- If the replaced message waits for the end of its backoff, add a retry, because `reclaim` will subtract a retry.
     local left = is == 'backoff' and string.format('%.0f', retries + 1) or retries
     local key = ''
     -- keyed: left = counted(left, line_arg(i))
@@ -78,8 +80,8 @@ for i, row in ipairs(rows) do
       put(unack, due, { id })
       redis.call('HSET', retries_left, id, left)
     elseif is == 'listed' or is == 'revived' then
-      -- A message in a list stays there. If it is now due later, its state word `@MS` lets the next claim move it to
-      -- pending.
+      -- If the message is in a list, do not remove it from the list. If it is now due later, set its state word `@MS`,
+      -- by which the next claim moves it to `pending`.
       if later and (mode ~= 'debounce' or is == 'revived') then
         redis.call('HSET', lease, id, '@' .. due_text)
       elseif is == 'revived' or mode ~= 'debounce' and row.word:find('^@') then

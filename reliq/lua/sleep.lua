@@ -1,4 +1,4 @@
--- sleep: throttle or pause a key, or serve it again
+-- sleep: throttle, pause or resume a message key
 --
 -- KEYS  limits ring held asleep rates line wake watch
 -- ARGV  clock key for_ms
@@ -7,8 +7,8 @@
 -- Returns  1 if the key was throttled or paused before, else 0.
 -- Nothing to do: if `for_ms` is 0 and the key is not throttled or paused, returns 0.
 --
--- `for_ms` is how long the key is throttled. If it is empty, the throttling has no end; if it is 0, the key may be
--- served again. Running messages of the key continue.
+-- `for_ms` is for how many ms the messages of the key must not start. If it is empty, the key is paused until it is
+-- resumed. If it is 0, the key is resumed. Messages of the key that already run continue.
 
 local slept = redis.call('ZSCORE', asleep, key)
 if for_ms == '0' then

@@ -6,7 +6,7 @@
 --       ends:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE,PEXPIRE,PTTL,SETRANGE
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZADD,ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
 --       rates:ZADD,ZREM,ZSCORE ready:EXISTS retry:EXISTS line:EXISTS retries_left:HGET
--- Returns  the ids with an invalid receipt, then the ids that ended as cancelled.
+-- Returns  the ids of messages with an invalid receipt, then the ids of messages that ended as cancelled.
 -- Nothing to do: an invalid receipt changes nothing.
 
 local ids, held, stopped, lost, _, receipt_of = receipts()

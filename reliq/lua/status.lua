@@ -1,12 +1,12 @@
--- status: read the state of a message, or how it ended
+-- status: read the state of a living message, or how a message ended
 --
 -- KEYS  retries_left lease unack pending garbage errors ends result | msg
 -- ARGV  clock | id
 -- Runs  retries_left:HGET lease:HGET unack:ZSCORE pending:ZSCORE garbage:SISMEMBER errors:HGET ends:XREVRANGE
 --       msg:GETRANGE result:GET
--- Returns  state or end, retries left, last failure; then the header of a living message, or the result record of an
---          ended message.
--- Nothing to do: an unknown id gets `not_found`.
+-- Returns  the state of the message or the kind of its end, its retries left, and its last failure; then the header of
+--          a living message, or the stored result of a message that has ended.
+-- Nothing to do: for an unknown id, returns `not_found`.
 
 local id = arg(1, ID)
 local left, word = redis.call('HGET', retries_left, id), redis.call('HGET', lease, id)
@@ -21,8 +21,9 @@ if left then
   end
   return { state, left, why, redis.call('GETRANGE', body(1), 0, 16383):match('^[^\n]*\n') or '' }
 end
--- An id can be published again after its end. If a later message with this id has ended without an ack, return this end
--- and ignore the result of the earlier message.
+-- After a message has ended, a new message with the same id can be published. The stored result may belong to the
+-- earlier of these messages. If a later message with this id has ended without an ack, return how the later message
+-- ended.
 local record = read('GET', result .. id)
 local seen = record and record:match('^%d+-%d+')
 for _, entry in ipairs(read('XREVRANGE', ends, '+', seen and '(' .. seen or '-', 'COUNT', 1000)) do

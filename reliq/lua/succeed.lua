@@ -6,12 +6,13 @@
 --       totals:HINCRBY ends:XADD history:XADD wake:LLEN,LPUSH watch:DEL msg:GETRANGE
 -- Keyed  limits:HGET,HMGET ring:EXISTS,ZADD,ZRANGE held:ZCARD,ZLEXCOUNT,ZREM asleep:ZMSCORE,ZSCORE
 --       rates:ZADD,ZREM,ZSCORE ready:EXISTS retry:EXISTS line:EXISTS,LPUSH retries_left:HGET
--- Returns  the ids with an invalid receipt, and the ids of messages without a successor, each as a list with one id.
--- Nothing to do: an invalid receipt, or a message without a successor, changes nothing.
+-- Returns  the ids of messages with an invalid receipt, and the ids of messages without a successor, each of these in
+--          its own list.
+-- Nothing to do: changes nothing if the receipt is invalid or the message has no successor.
 --
--- If `kind` is `acked`, the running message ends as acked. With any other word, its successor replaces it. The totals
--- have already counted it as replaced, so they do not count its end. A message that was cancelled while it ran, and is
--- not acked, ends as cancelled.
+-- If `kind` is `acked`, the running message ends as acked. Any other word means that the message has failed: its
+-- successor replaces it, and the totals do not count its end, because they have already counted it as replaced. But if
+-- the message was cancelled while it ran, and is not acked, it ends as cancelled.
 
 local ids, held, _, lost, words, receipt_of = receipts('heir')
 local done, took, stopped = {}, {}, {}
