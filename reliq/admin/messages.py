@@ -791,7 +791,9 @@ def _each_entry(parts: Iterable[StatePart], on_step: OnStep) -> Iterator[Entry]:
 
 def _read_place(text: str | None, state: Place, parts: int) -> tuple[int, str]:
     """
-    Decode the `after` of a page; return the index of a part of the state, and the position in this part.
+    Decode `after`, the position at which a page of messages begins.
+
+    A state has a part for each Redis key that stores its ids. Return the index of the part, and the position in it.
 
     Raises:
         ConfigurationError: `text` is not the `after` of a page of this state.

@@ -484,7 +484,7 @@ def limits(
     burst: Annotated[
         list[int] | None,
         typer.Option(
-            help="The burst of each --rate: how many messages may start together after a quiet time; for a rate by cost, their costs together."
+            help="The burst of each --rate: how many messages may start together after a quiet time; for a rate by cost, the sum of their costs."
         ),
     ] = None,
     key_rate: Annotated[

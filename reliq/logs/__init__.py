@@ -291,7 +291,7 @@ class BackgroundHandler(logging.Handler):
             self._is_stuck = not self._writer.wait(WRITE_SECONDS)
 
     def flush(self) -> None:
-        """Wait until all lines are written, but at most FLUSH_SECONDS."""
+        """Wait until all buffered log lines are written, but at most FLUSH_SECONDS."""
         if os.getpid() == self._pid:
             self._writer.wait(FLUSH_SECONDS)
 

@@ -217,7 +217,7 @@ class QueueLook:
 
     def take(self, answers: Sequence[Any], now_ms: float) -> None:
         """
-        Process the results of `requests`, and set `requests` to the requests of the next round.
+        Process the results of `requests`. Set `requests` to the requests for the next round trip.
 
         If the shard cannot be read, store the error in `refusal` instead of raising it, so that the snapshot still
         contains the other queues.

@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 #: The name of a metric and the values of its labels.
 Key = tuple[str, ...]
-#: The key of a series, and its numbers.
+#: The key of a series, and its value or values.
 Series = tuple[Key, Sequence[float]]
 
 _DEAD = "dead"

@@ -400,7 +400,7 @@ class Store:
         )
 
     def note_failed(self, calls: Sequence[str]) -> None:
-        """Mark publish calls as failed. Relays take no rows of their queues until a repeated call succeeds."""
+        """Mark publish calls as failed. Relays send no more rows of the calls' queues until a repeated call succeeds."""
         if calls:
             doublings = f"CASE WHEN failures < {DOUBLINGS} THEN failures ELSE {DOUBLINGS} END"
             self.database.query(
@@ -430,7 +430,7 @@ class Store:
         self.database.query(f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq", {"note": note, "seq": row.seq})
 
     def refused(self, limit: int) -> list[RefusedRow]:
-        """Return the first `limit` refused rows."""
+        """Return the first `limit` rows whose messages Redis has refused."""
         rows = self.database.query(
             f"SELECT seq, queue, id, {self._now} - made_ms, note FROM {self._outbox} WHERE {_IS_REFUSED} ORDER BY seq LIMIT :limit",
             {"limit": limit},

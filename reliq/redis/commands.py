@@ -555,7 +555,7 @@ class Totals(NamedTuple):
 
     @staticmethod
     def sums(totals: Mapping[str, int]) -> tuple[int, int, int, int, int]:
-        """Compute `arrived`, `acked`, `failed`, `dead` and `ended` from the counts in the Redis hash `totals`."""
+        """Compute the totals of arrived, acked, failed, dead and ended messages from the counts in the Redis hash `totals`."""
         kinds = (
             ("published", "redriven"),
             ("acked",),

@@ -315,7 +315,7 @@ class Shards:
         """
         Return the number of the shard for the next messages with generated ids. The shards are used in turn.
 
-        If no shard map has been read yet, use the number of shards in `wanted`.
+        If no shard map has been read yet, the attribute `wanted` gives the number of shards.
         """
         shards = max(self.map.n, self.wanted or 1)  # `publish_in` does not read the map
         return 0 if shards == 1 else next(self._turns) % shards

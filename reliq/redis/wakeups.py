@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: A wait that gets no token ends after this many seconds and is started again.
 STAND_SECONDS = 180.0
-#: A wait that failed is started again this many seconds after its previous start. Until then, only regular polls of
+#: If a wait for wake-up tokens fails, it starts again this many seconds after its previous start. Until then, only regular polls of
 #: Redis find messages.
 STAND_AGAIN_SECONDS = 1.0
 #: If Redis has not replied to a wait this many seconds after the timeout of the wait, the connection counts as broken.

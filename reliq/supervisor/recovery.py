@@ -80,7 +80,9 @@ class Recovery:
         self._concurrency = concurrency
         self._handlers = {handler.queue.name: handler for handler in consumer.handlers}
         self._call_seconds = CALL_SECONDS  # how long to retry a command while Redis is unavailable
-        self._released: dict[tuple[str, str], int] = {}  # how often each message was returned, by queue and id
+        self._released: dict[
+            tuple[str, str], int
+        ] = {}  # for each (queue, id): how often the message was returned to its queue
 
     def shards(self, names: Sequence[str]) -> list[Keys]:
         """

@@ -151,7 +151,7 @@ class ServedQueues:
         return [*questions, *(declaration(queue.keys) for queue in queues if queue.name in self._limits)]
 
     def take(self, answers: Sequence[Any]) -> list[Any]:
-        """Store Redis' replies to the commands of `questions`; return only the replies to the reads of shard maps."""
+        """Store the replies of Redis to the commands that `questions` returned. Return the replies that contain shard maps."""
         rest = iter(answers)
         found = []
         for queue, has_fences in self._asked:

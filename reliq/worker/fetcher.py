@@ -413,7 +413,9 @@ class Fetcher:
         for keys, failure in failures:
             self._backoff.note(keys, failure)
             if isinstance(failure, RedisUnavailableError):
-                self._scheduler.spare(keys)  # other workers cannot renew their leases now, so do not reclaim them
+                self._scheduler.spare(
+                    keys
+                )  # other workers cannot renew their leases now, so do not reclaim their messages
         if unused := [call for one in self._bookings for call in one.unused()]:
             self._client.run_all(unused)
 

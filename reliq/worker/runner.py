@@ -609,7 +609,7 @@ class AsyncExecutor:
     def __init__(self, runner: Runner, inflight: Inflight) -> None:
         self._runner = runner
         self._inflight = inflight
-        self._done: list[HandlerCall] = []  # ended calls that still have their slots
+        self._done: list[HandlerCall] = []  # handler calls that have ended, but whose slots are not free yet
         self._filling = False  # whether the event loop will soon call `fill`
         self._timer: asyncio.TimerHandle | None = None  # calls `fill` when the linger time of a batch is over
         self._thread = threading.Thread(target=self._serve, name="reliq-asyncio", daemon=True)

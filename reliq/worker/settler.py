@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 #: How long a step of the settler waits for an outcome if there is none to settle.
 FIRST_OUTCOME_SECONDS = 0.5
-#: If there are few outcomes, a step waits this long for more outcomes, to settle all of them in one round trip.
+#: If there are few outcomes, the settler waits this long for more outcomes, to settle all of them in one round trip.
 #: If the worker dies during this wait, the messages with these outcomes run again.
-#: The step does not wait if this could delay a message of a queue with limits.
+#: The settler does not wait if this could delay a message of a queue with limits.
 GATHER_SECONDS = 0.002
 #: A step does not wait for more outcomes if the last round trip settled this many outcomes, or if this many are queued.
 MANY = 20

@@ -748,7 +748,7 @@ class Inflight:
 
     def _linger(self, now: float, *, is_async: bool) -> float | None:
         """
-        Return the seconds until the next batch may start that is not complete and lingers for more messages.
+        Return the seconds until the next incomplete batch may start, which lingers for more messages.
 
         Return None if no batch lingers.
         """

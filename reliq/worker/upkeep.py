@@ -338,7 +338,7 @@ class Ticker:
             logger.error(text, entry.queue.name, entry, failures, exc_info=error)
 
     def _publish(self, due: Sequence[DueTick]) -> None:
-        """Publish the ticks `due`, and note the last handled tick of each job."""
+        """Publish the messages of the ticks `due`, and remember the last handled tick of each periodic job."""
         for ticks in chunked(due, TICKS_TOGETHER):
             answers = self._client.run_all([tick.call for tick in ticks])
             for tick, answer in zip(ticks, answers, strict=True):
@@ -476,7 +476,7 @@ class Janitor:
 
     def step(self) -> float:
         """
-        Write dead letters for some messages in the state garbage, and tidy shards if it is time for a round.
+        Write the dead letters of some messages that have no retry left, and clean up shards if a round is due.
 
         Returns:
             The seconds until the next step.
