@@ -394,6 +394,7 @@ class Inflight:
         self._free = concurrency
         self._slots_given = 0  # the number of messages that have got a slot so far
         self._slot_given_at = 0.0  # the monotonic time at which a handler call last got a slot
+        self._offered_at = 0.0  # the monotonic time at which free slots were last offered to waiting messages
         self._queued = 0  # the number of claimed messages without a slot
         self._refill_at = 0  # when at most this many messages wait for slots, the fetcher is notified to claim more
         self._loop_late = False  # whether the event loop has not answered a ping
@@ -509,13 +510,12 @@ class Inflight:
             if done is not None:
                 self._finish((done,))
             while not (self._plain_calls or self.closed):
-                now = time.monotonic()
                 # Before this thread began to wait, the linger time of a batch may have ended. Then start it now.
                 if self._batching:
                     self._give_slots()
                     if self._plain_calls:
                         break
-                linger = self._linger(now, is_async=False)
+                linger = self._linger(is_async=False)
                 self._idle_threads += 1
                 try:
                     self._plain_call_ready.wait(linger)
@@ -540,7 +540,6 @@ class Inflight:
         """
         with self._lock:
             self._loop_called = True  # the caller is the event loop, so it needs no notification
-            now = time.monotonic()
             self._finish(done)
             self._wake_thread()
             runs = [started_call(deliveries) for deliveries in self._async_calls]
@@ -549,7 +548,7 @@ class Inflight:
                 self._runs[run] = None
                 self.started += len(run.deliveries)
             self._loop_called = False
-            return runs, self._linger(now, is_async=True)
+            return runs, self._linger(is_async=True)
 
     def withdraw(self, deliveries: Iterable[HeldDelivery]) -> list[HeldDelivery]:
         """
@@ -717,7 +716,7 @@ class Inflight:
 
         If a coroutine handler got a slot, notify the event loop.
         """
-        now = time.monotonic()
+        now = self._offered_at = time.monotonic()
         while not self.closed and self._free > 0 and self._slots_given < self.max_jobs:
             first: QueueSlots | None = None
             for slots in self.queues.values():
@@ -741,21 +740,22 @@ class Inflight:
             self._slots_given += len(deliveries)
             self._slot_given_at = now
             (self._async_calls if is_async else self._plain_calls).append(deliveries)
-        loop_wanted = self._async_calls or (self._batching and self._linger(now, is_async=True) is not None)
+        loop_wanted = self._async_calls or (self._batching and self._linger(is_async=True) is not None)
         if loop_wanted and not self._loop_called:
             self._loop_called = True
             self.call_loop()
 
-    def _linger(self, now: float, *, is_async: bool) -> float | None:
+    def _linger(self, *, is_async: bool) -> float | None:
         """
-        Return the seconds until the next incomplete batch may start, which lingers for more messages.
+        Return the seconds from the last offer of slots until the next incomplete batch may start.
 
-        Return None if no batch lingers.
+        Return None if no batch lingers for more messages. The time of the offer counts, not the present: a batch that
+        has become ready to start since then has not been offered a slot yet.
         """
         if not self._batching:
             return None
         ripe = [slots.ripe_at() for slots in self._batching if slots.is_async is is_async and slots.waiting]
-        return min((at - now for at in ripe if at > now), default=None)
+        return min((at - self._offered_at for at in ripe if at > self._offered_at), default=None)
 
     def _wake_thread(self) -> None:
         """
@@ -764,7 +764,7 @@ class Inflight:
         If a thread is already being woken, do nothing.
         """
         if self._idle_threads and not self._waking:
-            self._waking = bool(self._plain_calls) or self._linger(time.monotonic(), is_async=False) is not None
+            self._waking = bool(self._plain_calls) or self._linger(is_async=False) is not None
             if self._waking:
                 self._plain_call_ready.notify()
 

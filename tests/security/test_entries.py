@@ -109,7 +109,7 @@ BAD_CALLS = {
 def test_bad_argument_is_refused_before_anything_is_sent(monkeypatch):
     for thread in threading.enumerate():  # of an earlier test: it may connect once more
         if thread.name.startswith("reliq-ping"):
-            thread.join()
+            thread.join(60)
 
     def refuse(*_, **__):
         pytest.fail("something was sent before it was checked")

@@ -1,9 +1,12 @@
 """The slots of a process: waiting messages, the thread of each running message, and the room for claims."""
 
-import time
+from itertools import count
+from queue import SimpleQueue
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
+from waiting import eventually
 
 from reliq.events import Acked
 from reliq.worker.claims import QueueClaims
@@ -107,12 +110,42 @@ def test_a_batch_that_lingers_beside_busy_threads_has_one_that_waits_for_it(queu
     recorder.wait_for(Acked, 2)
 
 
-def test_a_batch_that_has_lingered_before_a_thread_waits_for_it_starts(queue, consumer, slots_of):
+@pytest.fixture
+def lingering(queue, consumer, slots_of, new_deliveries):
+    """Put messages into a batch of ten that lingers for 0.2 s."""
     consumer.handler(queue, batch=10, linger=0.2)(lambda bodies: None)
-    (handler,) = consumer.handlers
-    slots = slots_of(2)
-    deliveries = slots.put(handler, 2)
+    slots = slots_of(4)
 
-    slots.clock.now = time.monotonic() + 0.3  # the threads of the slots have not started yet
+    def put(amount):
+        deliveries = new_deliveries(amount)
+        for held in deliveries:
+            held.held_since = slots.clock.now
+        slots.inflight.add(deliveries)
+        slots.inflight.enqueue(deliveries)
+        return deliveries
 
-    assert slots.inflight.next_plain(None).deliveries == deliveries
+    return SimpleNamespace(inflight=slots.inflight, clock=slots.clock, put=put)
+
+
+def test_a_batch_that_has_lingered_before_a_thread_waits_for_it_starts(lingering):
+    deliveries = lingering.put(2)
+
+    lingering.clock.now += 0.3  # the threads of the slots have not started yet
+
+    assert lingering.inflight.next_plain(None).deliveries == deliveries
+
+
+@pytest.mark.parametrize("amount", [2, 12], ids=["a batch", "a full batch before it"])
+def test_a_batch_that_has_lingered_before_its_thread_is_woken_starts(lingering, monkeypatch, amount):
+    started = SimpleQueue()
+    for _ in range(2):
+        Thread(target=lambda: started.put(lingering.inflight.next_plain(None)), daemon=True).start()
+    eventually(lambda: lingering.inflight._idle_threads == 2, "both threads wait")
+    times = count(lingering.clock.now, 0.15)  # time passes between any two looks at the clock
+    monkeypatch.setattr("reliq.worker.slots.time", SimpleNamespace(monotonic=lambda: next(times)))
+
+    deliveries = lingering.put(amount)
+
+    runs = [started.get(timeout=60) for _ in range(-(-amount // 10))]
+    lingering.inflight.close()
+    assert {held for run in runs for held in run.deliveries} == set(deliveries)
