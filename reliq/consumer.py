@@ -367,7 +367,7 @@ class Consumer(Registration):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the shutdown of this worker has begun, or has already finished."""
+        """Whether the shutdown of this worker has begun, or has already finished, since its last start."""
         return self._engine is None and self._stopped is not None
 
     @property

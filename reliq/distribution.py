@@ -60,7 +60,7 @@ def install(*extras: str) -> str:
     The command does not contain the name of reliq itself. The package index may not have reliq, and pip would replace a
     checkout of the source code by the version in the index.
     """
-    import shlex  # noqa: PLC0415  needed only for error texts
+    import shlex  # noqa: PLC0415  publishers never call this function
     from importlib import metadata  # noqa: PLC0415
 
     try:

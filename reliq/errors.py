@@ -44,7 +44,7 @@ class UndecodableError(ReliqError, ValueError):
 
     Attributes:
         why: the reason, with the path of the invalid field, but never with its value.
-        queue, id: the queue name and the id of the message; empty if a body was decoded outside a queue.
+        queue, id: the queue name and the id of the message; empty if only the body is known, not its message.
     """
 
     def __init__(self, why: str, queue: str = "", id: str = "") -> None:
@@ -67,7 +67,7 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
     chosen id, the repeated publish is also refused for the time `dedup` after the first message has ended.
 
     Attributes:
-        ids: the ids of the messages that could not be published.
+        ids: the ids of the messages whose publish failed.
         outcome: `refused`: Redis has stored none of these messages. `unknown`: Redis may have stored them.
         why: the reason, as text.
         confirmed: how many messages of the same `publish_many` were published before.
@@ -118,8 +118,8 @@ class PublishFailed(ReliqError):  # noqa: N818  not an error of the program, lik
         """
         The messages that are not confirmed, as `OutgoingMessage` objects with their ids.
 
-        These are the messages that could not be published, and the messages that `publish_many` had already read from
-        its `items`. The tuple is empty after the exception was pickled, for example to send it to another process.
+        These are the messages whose publish failed, and further messages that `publish_many` had already read from its
+        `items`. The tuple is empty after the exception was pickled, for example to send it to another process.
         """
         return self._again(self.orders)
 

@@ -108,11 +108,11 @@ class Expired(OfMessages, frozen=True, gc=False):
 
 
 class Nacked(OfMessages, frozen=True, gc=False):
-    """Messages were nacked or rejected, because their handlers failed."""
+    """Messages were nacked or rejected, for example because their handlers failed."""
 
 
 class Snoozed(OfMessages, frozen=True, gc=False):
-    """Messages were postponed, because their handlers raised or returned `Snooze`."""
+    """Messages were postponed without using up a retry, for example because their handlers returned `Snooze`."""
 
 
 class Throttled(OfMessages, frozen=True, gc=False):
@@ -159,7 +159,7 @@ class Redriven(OfMessages, frozen=True, gc=False):
 
 class Purged(Event, frozen=True, gc=False):
     """
-    An operator purged the queue, which deleted messages.
+    An operator purged messages of the queue, which deleted them.
 
     Attributes:
         count: the number of messages.
@@ -300,7 +300,9 @@ class RedisUnavailable(Event, frozen=True, gc=False):
 
 class RedisRecovered(Event, frozen=True, gc=False):
     """
-    A component of the worker has reached Redis again, after an event `RedisUnavailable` with the same `queue`.
+    A component of the worker has reached Redis again. `queue` is the same as in its event `RedisUnavailable`.
+
+    A worker that has started always sends this event, even without an event `RedisUnavailable` before.
 
     Attributes:
         part: the component of the worker.

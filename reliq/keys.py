@@ -324,7 +324,7 @@ class Keys:
         return [prefix + id for id in ids]
 
     def dedup(self, id: str) -> str:
-        """Return the Redis key that exists while `dedup` blocks the chosen id `id` after the end of its message."""
+        """Return the Redis key that exists while `dedup` or a tombstone blocks the message id `id`."""
         return self._dedup + id
 
     def result(self, id: str) -> str:

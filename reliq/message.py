@@ -126,7 +126,7 @@ class Receipt(_Receipt):
 
     def state(self) -> Status[Any]:
         """
-        Return the current status of the message, like `Queue.status`, but ignore other messages with the same id.
+        Return the current status of the message, like `Queue.status`, but ignore results of other messages with its id.
 
         Raises:
             ConfigurationError: this receipt is a copy, or `publish` did not create it. Call `Queue.status` with its id.
@@ -229,7 +229,7 @@ class Header(
         window_ms: for how many ms `dedup` blocks the chosen id after the message has ended. None for a generated id.
         publication_id: the option `publication_id` of the publish; None if it was not given.
         origin: if the message was copied from another queue, the queue and the id of its first publication.
-        headers: the option `headers` of the publish.
+        headers: the headers of the message: the option `headers` of the publish, and headers that reliq has added.
         line: the name of the key queue and the cost of the message, see `split_line`. None for a message without a
             key, with normal priority and with a cost of 1.
         saved: a text of two lines. The first line is the last checkpoint: its number, the number of unnamed follow-up

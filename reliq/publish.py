@@ -524,7 +524,11 @@ class Confirmer:
         return answer, confirmed
 
     def _check_server(self, answers: Sequence[dict[str, str] | Exception], durability: Durability) -> None:
-        """Raise ConfigurationError if the server has no WAITAOF or no AOF; accept a server that hides its version."""
+        """
+        Raise ConfigurationError if the server has no WAITAOF, or if `durability` requires its AOF, which is off.
+
+        A server that hides its version is accepted.
+        """
         server, persistence = ({} if isinstance(facts, Exception) else facts for facts in answers)
         version = ServerVersion.read(server)
         if version.is_before(OLDEST_WITH_WAITAOF):

@@ -590,8 +590,8 @@ class Queue(Generic[B]):
             The message id.
 
         Raises:
-            ConfigurationError: an option is not valid, `tx` has a wrong type or no open transaction, or the outbox
-                table does not exist.
+            ConfigurationError: an option is not valid, `tx` has a wrong type or would commit the row by itself
+                (autocommit), or the outbox table does not exist.
             BodyError: the body cannot be encoded or is too large.
 
         Example:
@@ -699,7 +699,7 @@ class Queue(Generic[B]):
         Returns:
             `cancelled` if the message was waiting; `running` if a worker has claimed it, and its handler can check
             `job.cancelled`; `not_found` if the message has ended or never existed. If the reply of Redis is lost, the
-            cancel is repeated, so `not_found` can also mean that the first try cancelled the message.
+            cancel is repeated, so `not_found` can also mean that the first try cancelled the message while it ran.
 
         Raises:
             ConfigurationError: an argument is not valid.
@@ -832,7 +832,7 @@ class Queue(Generic[B]):
             letters: up to 500 `DeadLetter` objects, as returned by `dead_letters`.
             delay: the time from now until the messages are due, in seconds or as a timedelta. Default: 0.
             retries: the number of retries of each message. Default: None, which means the number with which it was
-                published first.
+                published.
 
         Raises:
             ConfigurationError: an argument is not valid.

@@ -5,7 +5,7 @@ The schedules of periodic jobs, and the state of these jobs in Redis.
 intervals. In the Redis hash `cron` of a queue, each periodic job has several fields, named `JOB FIELD`:
 
     schedule   the schedule of the job in the worker process that started last
-    seen       when a process last registered the job with this schedule, in unix seconds; updated every ten seconds
+    seen       when a process last registered the job with this schedule, in unix seconds, up to ten seconds too early
     former     the schedule before the last change; the field `former_seen` is the same as `seen`, for this schedule
     last       the latest tick that was published, skipped or missed, in unix seconds; no earlier tick will be published
     ticked     the last tick that was published, in unix seconds

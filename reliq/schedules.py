@@ -143,7 +143,7 @@ def encoded(
 
     Raises:
         ConfigurationError: an option is not valid, or the message is larger than LARGEST_BYTES.
-        BodyError: the body cannot be encoded.
+        BodyError: the body cannot be encoded or is too large.
     """
     check_is_one_of("catch_up", catch_up, get_args(CatchUp))
     order = writer.special(OutgoingMessage(body=body, **options))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Up to two thirds of a wait is jitter, so that messages which fail together are not redelivered together.
 DEFAULT_BACKOFF = wait_exponential(max=1800) + wait_random_exponential(multiplier=2, max=1800)
 
-#: The wait between two attempts to connect to Redis, in seconds.
+#: The wait after a failed attempt to use Redis, before the next attempt, in seconds.
 RECONNECT = wait_exponential(multiplier=0.05, max=2) + wait_random(0, 0.1)
 
 #: The default prefix of the outbox tables' names.

@@ -20,7 +20,7 @@ calls, and several processes may make the same calls at the same time:
 3. `leave` removes the batch from the old shard. If a user cancelled a message of the batch in the meantime, `cancel`
    returned `running`, and the message is now cancelled in its new shard.
 
-If a Redis server has replicas, a replica must confirm each call before the next call, so that a failover cannot undo
+If a Redis server has replicas, a replica must confirm each step before the next step, so that a failover cannot undo
 half of a move.
 """
 

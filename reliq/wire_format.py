@@ -217,8 +217,8 @@ _SUSPECT = re.compile(r"suspect(?P<deaths>[0-9]{0,2})")
 _DELAYED = re.compile(r"@(?P<due>[0-9]{1,18})(?P<doubt>\?)?")
 
 _header_decoder = msgspec.json.Decoder(Header)
-#: Encodes the cursor of a checkpoint. Raises an exception for NaN, dates, UUIDs and other values that JSON cannot
-#: represent exactly.
+#: Encodes the cursor of a checkpoint. Raises an exception for NaN, infinite numbers, and values of types that JSON does
+#: not have, such as dates and UUIDs.
 _encode_cursor = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -300,13 +300,13 @@ def is_key(text: str) -> bool:
 
 
 def count_text(left: int, line: str = "") -> str:
-    """Return the field of a message for the hash `retry:cnt`: its retries left and the name of its key queue."""
+    """Return the value of a message in the hash `retry:cnt`: its retries left and the name of its key queue."""
     return f"{left} {line}" if line else str(left)
 
 
 def read_count(raw: bytes | None) -> tuple[int | None, str]:
     """
-    Parse the field of a message in the hash `retry:cnt`.
+    Parse the value of a message in the hash `retry:cnt`.
 
     Return the number of retries left (None if it is not valid) and the name of the key queue.
     """
@@ -346,7 +346,7 @@ def parse_status(life: int | None, state: bytes, left: bytes, failures: bytes, t
         life: the publish time of the message. The result of another message with the same id is ignored. None accepts
             all results.
         state: the state of the message.
-        left: the field of the message in the hash `retry:cnt`; empty if the message has ended.
+        left: the value of the message in the hash `retry:cnt`; empty if the message has ended.
         failures: the stored failures of the message, newest first.
         text: the header line of a message that has not ended, or the stored result of an acked message; otherwise
             empty.

@@ -507,7 +507,8 @@ class LeaseBatch(Generic[B]):
         Settle all messages in one round trip.
 
         If the user chose no outcome for a message, ack it, or nack it if the `with` block raised `error`. While Redis
-        is unavailable, retry for a limited time. At the end, raise the first error of Redis, if any.
+        is unavailable, retry for the lease time, and then raise RedisUnavailableError. If Redis refuses script calls,
+        run the other script calls, and then raise the first of these errors.
         """
         unanswered = Ack() if error is None else Nack(reason=type(error).__name__)
         for job, held in zip(self.jobs, self._held, strict=True):
