@@ -82,7 +82,7 @@ class Claimed(OfMessages, frozen=True, gc=False):
 
 class Reclaimed(Event, frozen=True, gc=False):
     """
-    A worker moved messages out of the state `unack`, because their lease had expired or their backoff had ended.
+    A worker reclaimed messages in the state `unack`, because their lease had expired or their backoff had ended.
 
     Attributes:
         overdue: the ids of messages whose lease expired and that will be redelivered.

@@ -264,7 +264,7 @@ class Keys:
         self.garbage = base + ":garbage"  # set: ids of failed messages that are not yet dead letters
         self.retries_left = base + ":retry:cnt"  # hash: id -> retries left
         self.lease = base + ":lease"  # hash: id -> the message's state, such as `nacked`, or the nonce of its lease
-        self.errors = base + ":errors"  # hash: id -> reason, attempt and error of the message's last failure
+        self.errors = base + ":errors"  # hash: id -> reason, attempt and error of the message's last failures
         self.dead = base + ":dead"  # stream: the dead letters
         self.ends = base + ":ends"  # stream: the last messages that ended without an ack
         self.history = base + ":history"  # stream: the last acked messages, if the queue keeps them

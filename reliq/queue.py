@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from reliq.schedules import ScheduleOptions, StoredSchedule, StoredSchedules
 
 
-#: One script call of a redrive publishes bodies of at most this many bytes in total. The limit keeps scripts short,
-#: because Redis serves no other client while a script runs.
+#: One script call of a redrive publishes bodies of at most this many bytes in total, unless a single body is larger.
+#: The limit keeps scripts short, because Redis serves no other client while a script runs.
 LETTER_BYTES = 8 * MIB
 
 #: A pattern that finds the publish time in an encoded message. Only messages with a chosen id contain this time.
@@ -163,7 +163,8 @@ BACKLOG_SECONDS = 0.1
 
 #: The names of the keyword arguments of `Queue.publish_many`.
 _BULK_KEYWORDS = frozenset({"items", "chunk", "max_backlog", "durability"})
-#: `publish_many` keeps prepared messages of at most this many bytes in memory before it sends some of them.
+#: `publish_many` keeps prepared messages of at most this many bytes in memory before it sends some of them, unless a
+#: single message is larger.
 CHUNK_BYTES = 8 * MIB
 
 
