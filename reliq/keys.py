@@ -324,7 +324,7 @@ class Keys:
         return [prefix + id for id in ids]
 
     def dedup(self, id: str) -> str:
-        """Return the Redis key that exists while `dedup` or a tombstone blocks the message id `id`."""
+        """Return the deduplication key of the message id `id`, with which `dedup` or a tombstone blocks the id."""
         return self._dedup + id
 
     def result(self, id: str) -> str:
