@@ -272,9 +272,9 @@ class HeartbeatMonitor:
         """
         Return which of the thread ids `threads` belong to threads that may hold the GIL.
 
-        The thread that used the most CPU time during the silence holds the GIL. If no thread used CPU time, return the
-        threads without context switches, because a thread that waits for the GIL switches contexts often. If neither
-        finds a thread, return all of `threads`.
+        The thread that used the most CPU time during the silence holds the GIL, if it used enough to count as computing
+        (see LEAST_SHARE). If no thread computes, return the threads without context switches, because a thread that
+        waits for the GIL switches contexts often. If this finds none of `threads`, return all of them.
         """
         before = self._before
         after = activities(pid)

@@ -178,7 +178,8 @@ def _report_unfinished(consumer: Consumer, status: ProcessStatus) -> None:
     """
     Report to the supervisor the messages whose handlers have not finished, or that could not be returned.
 
-    When this process has ended, the supervisor returns these messages to their queues.
+    Leave out messages whose handlers exceeded their timeouts and still run. When this process has ended, the supervisor
+    returns the reported messages to their queues.
     """
     if consumer.unfinished is None:
         return  # before the end of the grace period, write no report; the supervisor reads the status rows instead

@@ -98,7 +98,8 @@ class Row:
         thread: the native id of the thread that runs the handler; 0 for a coroutine that hangs after its timeout.
         queue: the name of the queue; empty for the row that all coroutines share.
         id: the message id; empty for a batch, for a very long id, and for the row that all coroutines share.
-        started_at: the monotonic time at which the handler started.
+        started_at: the monotonic time at which the handler started. In the row of the coroutine that runs in the
+            event loop now, it is the time at which the current step of the coroutine started.
         timeout_at: the monotonic time at which the handler exceeds its timeout; 0.0 for no timeout.
     """
 
