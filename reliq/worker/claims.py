@@ -137,7 +137,7 @@ class ServedQueues:
         Return the commands that read the shard maps and declared limits. Pass the replies of Redis to `take`.
 
         Once a minute, these commands also read the fences of queues without a map. A fence is a short copy of the map
-        in each shard. If Redis has lost the map, the fences still contain it, because publishers write it there.
+        in each shard. After Redis has lost its data, publishers that know the lost map write it to the fences again.
         """
         now = time.monotonic()
         reads_fences = now >= self._fences_at
@@ -151,7 +151,12 @@ class ServedQueues:
         return [*questions, *(declaration(queue.keys) for queue in queues if queue.name in self._limits)]
 
     def take(self, answers: Sequence[Any]) -> list[Any]:
-        """Store the replies of Redis to the commands that `questions` returned. Return the replies that contain shard maps."""
+        """
+        Store the replies of Redis to the commands that `questions` returned.
+
+        Returns:
+            For each queue, its shard map, or the error of the command that reads the map.
+        """
         rest = iter(answers)
         found = []
         for queue, has_fences in self._asked:
@@ -387,7 +392,7 @@ class QueueClaims:
         self.turn = 0
         shared = handler.queue.limits
         self.bookings = Bookings(shared, f"{self.name}#{self.keys.shard}") if shared else None
-        self._asked_keyed = 0  # the same as `asked`, for a queue with message keys
+        self._asked_keyed = 0  # how many messages the last claim asked for if the queue has message keys
         self._suspects_held = 0  # how many suspects (see `waits_for_suspect`) this process had at the last claim
         self._takes_suspects = True  # whether the last claim permitted suspects
         self._number = CallNumber(lane or token(), 1)

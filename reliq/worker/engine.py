@@ -57,7 +57,8 @@ LEAVE_SECONDS = 10.0
 SOON_SECONDS = 1.0
 #: How often a worker with `--burst` logs the number of remaining messages.
 REPORT_SECONDS = 10.0
-#: How long a shutdown waits, after the grace period, until Redis has stored the outcomes of all handlers.
+#: How long a shutdown waits until Redis has stored the outcomes of all handlers. The wait begins when the handlers have
+#: ended or have been cancelled after the grace period.
 LAST_SETTLE_SECONDS = 5.0
 #: How often a shutdown logs the number of running handlers.
 STOP_REPORT_SECONDS = 5.0
@@ -101,7 +102,7 @@ async def live(manager: Any, entered: Future[Any] | asyncio.Future[Any], over: a
     """
     Enter an async context manager, wait until the event `over` is set, and leave the context manager.
 
-    The future `entered` gets the value that the context manager yields, or the exception that it raises.
+    The future `entered` gets the value that the context manager yields, or the exception that entering it raises.
     """
     try:
         state = await manager.__aenter__()
@@ -441,7 +442,8 @@ def check_server(client: Client, *, allow_eviction: bool) -> None:
     """
     Raise ConfigurationError if a Redis server is not supported or may evict messages.
 
-    If a server refuses the command INFO, which this check needs, log a warning and continue.
+    If a server refuses the command INFO, which this check needs, or if some of several servers are unavailable, log a
+    warning and continue.
     """
     answers = client.run_everywhere([commands.server_facts(section) for section in ("server", "memory")])
     errors = {name: error for name, facts in answers.items() for error in facts if isinstance(error, Exception)}

@@ -419,7 +419,7 @@ def _outcome(held: HeldDelivery, answer: Any, error: BaseException | None) -> Ha
 
     Args:
         held: the delivery of the message.
-        answer: the handler's return value; in a batch, the item of the returned list for this message.
+        answer: the handler's return value; if a batch handler returned a list or tuple, its item for this message.
         error: the exception that the handler raised; None if it raised none.
     """
     settings = held.handler.settings

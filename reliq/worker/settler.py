@@ -106,9 +106,10 @@ class Settler:
 
     def _gather(self) -> None:
         """
-        Wait for an outcome, then take all queued outcomes, up to about GATHER_LIMIT.
+        Take all queued outcomes, up to about GATHER_LIMIT.
 
-        If there are few outcomes, wait GATHER_SECONDS for more.
+        If there is no outcome to settle yet, first wait for one. If there are few outcomes then, wait GATHER_SECONDS
+        for more.
         """
         room = GATHER_LIMIT - len(self._due())
         try:

@@ -619,7 +619,7 @@ class Inflight:
                 self._notify_fetcher()
 
     def close(self) -> None:
-        """Start no more handler calls, and end the waits of all threads."""
+        """Start no more handler calls, and wake the threads that wait for a call, for deliveries or for room."""
         with self._lock:
             self.closed = True
             self._take_back()
@@ -714,7 +714,7 @@ class Inflight:
         """
         Give free slots to the handler calls that may start, the call with the oldest claim first.
 
-        If a coroutine handler got a slot, notify the event loop.
+        If a coroutine handler got a slot, or its batch lingers for more messages, notify the event loop.
         """
         now = self._offered_at = time.monotonic()
         while not self.closed and self._free > 0 and self._slots_given < self.max_jobs:

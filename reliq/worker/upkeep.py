@@ -476,7 +476,7 @@ class Janitor:
 
     def step(self) -> float:
         """
-        Write the dead letters of some messages that have no retry left, and clean up shards if a round is due.
+        Write the dead letters of some messages that have failed for good, and tidy shards if a round is due.
 
         Returns:
             The seconds until the next step.
@@ -555,7 +555,7 @@ class Janitor:
         yield from ShardChange(session, shards[0]).steps({keys.shard for keys in shards})
 
     def _step_migrations(self) -> bool:
-        """Move messages to other shards for at most CHANGES_SECONDS; return whether a move is not finished yet."""
+        """Move messages to other shards for about CHANGES_SECONDS; return whether a move is not finished yet."""
         until = time.monotonic() + CHANGES_SECONDS
         while self._migrations and time.monotonic() < until:
             for name, steps in list(self._migrations.items()):
