@@ -14,9 +14,9 @@
 -- message in a list ends when a claim reads its id, and a running message ends when its handler returns. `kind` is
 -- `cancelled` or `purged`, and says how waiting messages end. Running messages always end as cancelled.
 --
--- With `tombstone_ms`, the ids cannot be published again for this time. Without it, they can be published immediately.
--- The script then writes `freed` into the deduplication key of each id, so that a repeated cancel also returns
--- `cancelled`.
+-- With `tombstone_ms`, the ids cannot be published again for this time. Without it, the id of a waiting message can be
+-- published immediately. The script then writes `freed` into the deduplication key of this id, so that a repeated
+-- cancel also returns `cancelled`.
 --
 -- In a queue with bare bodies, consumers in Go may claim messages, and an id without a body would block a slot of such
 -- a consumer forever. So the script also removes an id from its list, if the id is near an end of the list.

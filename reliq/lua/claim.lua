@@ -52,8 +52,9 @@ local function keep(id, left, died, key)
   -- keyed: pair(places, 0, place(key, id))
 end
 
--- Decide what happens to a message in a list: whether it is claimed, ended because it is cancelled, or moved to another
--- list. Return true if it is claimed. The script writes these changes to Redis later.
+-- Decide what happens to a message in a list: whether it is claimed, ends because it was cancelled or purged, moves (to
+-- `pending`, to the queue of its own key, or to the tail of its list), or stays in its place. Return true if it is
+-- claimed. The script writes these changes to Redis later.
 local function meet(row, id, word, text)
   local left, died, due, key = count(text), 0, nil, nil
   if word then died, due = deaths(word), word:match('^@(%d+)') end

@@ -189,7 +189,7 @@ class CallNumber:
     """
     The number of a script call, by which Redis recognizes a repeated call.
 
-    A client repeats a call with the same number if the connection broke before the reply arrived. If Redis has already
+    A client repeats a call with the same number if the reply of the first call did not arrive. If Redis has already
     run the call, the script does not publish or claim again: it returns the stored reply of the first call.
 
     Attributes:
@@ -1362,7 +1362,8 @@ class DuePlan(NamedTuple):
     Attributes:
         name: the name of the schedule.
         since: the tick in unix seconds, as the text that Redis returned.
-        row: the definition of the schedule, from the Redis hash `plans`; empty if the hash does not have it.
+        row: the value of the schedule in the Redis hash `plans`: its revision, its pause and its definition; empty if
+            the hash does not have it.
     """
 
     name: str
@@ -1594,8 +1595,8 @@ def leave(
 # ---- call numbers
 
 
-#: At most this many call numbers are kept to repeat a publish. A call number is kept if the connection to Redis broke
-#: before the reply arrived, because Redis may or may not have run the call.
+#: At most this many call numbers are kept to repeat a publish. A call number is kept if the reply of the call did not
+#: arrive, because Redis may or may not have run the call.
 PARKED_LIMIT = 1000
 #: For how many seconds such a call number is kept. This is half of REMEMBER_MS, so that Redis still has the reply of
 #: the first call when a client repeats it.

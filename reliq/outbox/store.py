@@ -430,7 +430,7 @@ class Store:
         self.database.query(f"UPDATE {self._outbox} SET note = :note WHERE seq = :seq", {"note": note, "seq": row.seq})
 
     def refused(self, limit: int) -> list[RefusedRow]:
-        """Return the first `limit` rows whose messages Redis has refused."""
+        """Return the first `limit` rows that relays have refused."""
         rows = self.database.query(
             f"SELECT seq, queue, id, {self._now} - made_ms, note FROM {self._outbox} WHERE {_IS_REFUSED} ORDER BY seq LIMIT :limit",
             {"limit": limit},

@@ -57,7 +57,7 @@ Connect = Callable[[str, Sequence[Sequence[str]]], list[Any]]
 
 class CircuitBreakers:
     """
-    Stores the nodes that timed out, and lets commands to these nodes fail immediately.
+    Stores the nodes that timed out or refused a connection, and lets commands to these nodes fail immediately.
 
     For each stored node, a thread sends PING with a backoff until the node answers. Then the node is removed.
 
@@ -70,17 +70,17 @@ class CircuitBreakers:
         self._probe = probe
         self._meanwhile = meanwhile
         self._lock = threading.Lock()
-        #: For each node that timed out, the exception with which it failed.
+        #: For each node that did not answer, the exception with which it failed.
         self._open: dict[str, Exception] = {}
 
     def check(self, node: str) -> str:
-        """Return `node`; raise NotSentError if the node has timed out and has not answered a PING since."""
+        """Return `node`; raise NotSentError if the node did not answer and has not answered a PING since."""
         if self._open and (why := self._open.get(node)):
             raise NotSentError(f"{node} does not answer and is tried again in the background ({why})")
         return node
 
     def trip(self, node: str, why: Exception) -> None:
-        """Store that `node` has timed out, so that all commands to it fail until it answers a PING."""
+        """Store that `node` did not answer, so that all commands to it fail until it answers a PING."""
         with self._lock:
             if node in self._open:
                 return
@@ -88,7 +88,7 @@ class CircuitBreakers:
         threading.Thread(target=self._ping, args=(node,), name=f"reliq-ping-{node}", daemon=True).start()
 
     def keep(self, nodes: Collection[str]) -> None:
-        """Forget that nodes have timed out, except the nodes in `nodes`."""
+        """Forget that nodes did not answer, except the nodes in `nodes`."""
         with self._lock:
             for node in self._open.keys() - set(nodes):
                 del self._open[node]
@@ -159,7 +159,7 @@ class Servers:
         return self._breakers.check(node)
 
     def check(self, server: str) -> None:
-        """Raise NotSentError if `server` has timed out and has not answered a PING since."""
+        """Raise NotSentError if `server` did not answer and has not answered a PING since."""
         self._breakers.check(server)
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class Servers:
         threading.Thread(target=self._read_while_wanted, name="reliq-topology", daemon=True).start()
 
     def _any(self) -> str:
-        """Return a node that has not timed out. Later calls return the same node until it times out."""
+        """Return a node that answers. Later calls return the same node until it fails or leaves the Cluster."""
         for node in [self._favourite, *_random.sample(sorted(self._nodes), len(self._nodes))]:
             with suppress(NotSentError):
                 if node in self._nodes:
@@ -438,7 +438,7 @@ class ClusterTransport:
         return {server: self._node(server) for server in names}
 
     def check(self, node: ServerConnections) -> None:
-        """Raise NotSentError if the server of `node` has timed out and has not answered a PING since."""
+        """Raise NotSentError if the server of `node` did not answer and has not answered a PING since."""
         self._servers.check(node.server)
 
     def note(self, node: ServerConnections, error: Exception) -> None:

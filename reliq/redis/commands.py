@@ -286,7 +286,7 @@ def read_letter(row: Any, keys: Keys) -> DeadLetter:
     note = FailureNote.parse(fields.get(b"note"))
     attempts = note.attempt
     if attempts is None and header.retries is not None:
-        # An entry without a failure note means that the last lease of the message expired with no retries left.
+        # If the note has no attempt, the last lease of the message expired. Assume that no retries were left.
         attempts = header.retries + 1
     # The id of the stream entry contains the time at which the message became a dead letter. If the dead letter was
     # moved from another shard, the entry id contains the time of the move, and the field `died` the original time.
@@ -430,7 +430,7 @@ def pause(keys: Keys, pause: Pause, for_ms: int | None) -> Command[None]:
 
 def resume_queue(keys: Keys) -> list[Command[Any]]:
     """
-    End the pause of the queue, and its throttling by a rate limit of the whole queue.
+    End the pause of the queue, and the throttling of the whole queue.
 
     The first result is whether the queue was paused, the second result is whether it was throttled.
     """
@@ -555,7 +555,7 @@ class Totals(NamedTuple):
 
     @staticmethod
     def sums(totals: Mapping[str, int]) -> tuple[int, int, int, int, int]:
-        """Compute the totals of arrived, acked, failed, dead and ended messages from the counts in the Redis hash `totals`."""
+        """Return `arrived`, `acked`, `failed`, `dead` and `ended`: each is a sum of counts in the hash `totals`."""
         kinds = (
             ("published", "redriven"),
             ("acked",),

@@ -12,8 +12,9 @@ Redis stores the map in the string `map` of shard 0, as a JSON object such as
 
 A queue without a stored map has one shard, and its epoch is 0. Each shard stores a fence, a short copy of the map, in
 its string `epoch`: `EPOCH N WAS` or `EPOCH N WAS closed`, for example `3 16 8`. A publish or redrive sends the fence of
-the map that its process knows. If this fence has an earlier epoch than the fence of the shard, the shard refuses the
-messages. If it has a later epoch, the shard stores it. A shard whose fence ends with `closed` accepts no messages.
+the map that its process knows. If this fence has an earlier epoch than the fence of the shard, the shard refuses chosen
+ids and redrives. If it has a later epoch, the shard stores it. A shard whose fence ends with `closed` accepts no
+messages from publishers with the same or an earlier epoch.
 
 A resize writes the map before the fences. So if a fence has a later epoch than the map, Redis has lost the later map.
 The fence has all fields of the lost map except `most`. Removed shards keep their last fence, from which `most` can be
@@ -212,7 +213,7 @@ def witnesses(keys: Keys) -> list[Command[Any]]:
     return [] if keys.bare else [fence(keys.of_shard(shard)) for shard in range(WITNESSES)]
 
 
-#: A process reads a shard map again after this many seconds. Shards refuse messages for an outdated map.
+#: A process reads a shard map again after this many seconds. Shards refuse chosen ids for an outdated map.
 MAP_SECONDS = 60.0
 #: If Redis is unavailable when a shard map is due, the last read map is used for this many more seconds.
 MAP_AGAIN_SECONDS = 1.0

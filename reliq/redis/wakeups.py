@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: A wait that gets no token ends after this many seconds and is started again.
 STAND_SECONDS = 180.0
-#: If a wait for wake-up tokens fails, it starts again this many seconds after its previous start. Until then, only regular polls of
-#: Redis find messages.
+#: A wait that failed twice in a row starts again at least this many seconds after its previous start. Until then, only
+#: regular polls of Redis find messages.
 STAND_AGAIN_SECONDS = 1.0
 #: If Redis has not replied to a wait this many seconds after the timeout of the wait, the connection counts as broken.
 LATE_ANSWER_SECONDS = 5.0
@@ -127,7 +127,7 @@ class WakeTokens:
             self._note_failure(place, shards, error)
 
     def came(self, seconds: float) -> tuple[list[Keys], list[Keys]]:
-        """Wait until a token or a poke arrives. Return the shards with a token, and the shards whose wait failed."""
+        """Wait at most `seconds` for a token or a poke. Return the shards with a token, and those whose wait failed."""
         came: list[Keys] = []
         failed: list[Keys] = []
         for ready, _ in self._selector.select(seconds):
