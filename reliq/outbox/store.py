@@ -400,7 +400,7 @@ class Store:
         )
 
     def note_failed(self, calls: Sequence[str]) -> None:
-        """Mark publish calls as failed. Relays send no more rows of the calls' queues until a repeated call succeeds."""
+        """Mark publish calls as failed. Relays take no more rows of their queues until a repeated call succeeds."""
         if calls:
             doublings = f"CASE WHEN failures < {DOUBLINGS} THEN failures ELSE {DOUBLINGS} END"
             self.database.query(
