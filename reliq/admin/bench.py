@@ -99,7 +99,7 @@ def measure(url: str, messages: int) -> dict[str, float]:
             with _workers(url, queue.name, processes) as workers:
                 queue.resume()
                 began, timed = time.perf_counter(), messages
-                # If the workers have handled all messages before the first check, measure the whole drain.
+                # If the workers have handled all messages already, measure the whole drain.
                 if left := _wait(queue, workers, int(messages * TIMED_SHARE)):
                     began, timed = time.perf_counter(), left
                 _wait(queue, workers, 0)

@@ -544,7 +544,7 @@ def _lines(file: BinaryIO, *, raw: bool) -> Iterator[tuple[int, bytes | None, in
     """
     Yield three values for each line that is not blank: its number, its body, and the file offset of its end.
 
-    The body is None if the line is malformed. Of a line that is too large, only one part at a time is in memory.
+    The body is None if the line is malformed. Only the start of a line that is too large is kept in memory.
     """
     file.seek(0)
     number = 0

@@ -478,7 +478,7 @@ def fits(word: StateWord, place: str) -> bool:
 
 
 def is_count(left: str | None) -> bool:
-    """Return whether the stored retry count of a message is valid. In a queue with keys, the message key may follow it."""
+    """Return whether a stored retry count is valid: a number, which a space and a message key may follow."""
     return left is not None and _COUNT.fullmatch(left) is not None
 
 

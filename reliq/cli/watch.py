@@ -114,7 +114,7 @@ def draw(terminal: Console, sample: QueueSample, place: str, seconds: float, tro
     """
     Return the lines of a screen that fits the terminal.
 
-    If not everything fits, the screen shows only the queues with the greatest lateness.
+    If not everything fits, the screen shows only the queues with the greatest lateness, and leaves out other lines.
     """
     overview = sample.overview
     height = terminal.height

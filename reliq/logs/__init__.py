@@ -41,7 +41,7 @@ SAME_LINES = 10
 SAME_SECONDS = 10.0
 #: If lines of this many kinds were written in a window, the window ends early, to limit memory.
 LINE_KINDS_LIMIT = 1000
-#: A summary of suppressed lines has at most this many message ids in its field `ids`. Its text contains fewer ids.
+#: A summary of suppressed lines has at most this many message ids in its field `ids`. Its text contains the first ids.
 HELD_IDS = 100
 #: The field `event` has this value in a summary of suppressed lines. Summaries are never suppressed.
 HELD_BACK = "held_back"
@@ -139,8 +139,8 @@ class Limiter(logging.Filter):
     A logging filter that suppresses lines at level INFO or higher if there are too many of the same kind.
 
     In each window of SAME_SECONDS, the first SAME_LINES lines of a kind are written. At the end of the window, a
-    summary reports the suppressed lines. A timer ends a window with suppressed lines; otherwise, the first line after
-    SAME_SECONDS starts a new window.
+    summary reports the suppressed lines. A window ends with the first line after SAME_SECONDS, or by a timer
+    that starts with the first suppressed line.
     """
 
     def __init__(self) -> None:

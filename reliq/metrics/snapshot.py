@@ -187,7 +187,7 @@ class QueueSnapshot(Counts):
 
     @property
     def backlog(self) -> int:
-        """How many due messages wait for a worker, or behind other messages with the same message key."""
+        """How many due messages wait for a worker, for their message key, or because of a limit."""
         return self.due + self.overdue
 
 

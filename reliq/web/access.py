@@ -25,7 +25,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",  # with `no-referrer`, browsers send forms with `Origin: null`, which is refused
+    "Referrer-Policy": "same-origin",  # with `no-referrer`, forms over HTTP have `Origin: null`, which is refused
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }

@@ -37,8 +37,8 @@ RUNNING_LIMIT = 8
 CHECKS_PER_VISITOR = 2
 #: The maximum number of background tasks, running and ended, that this process keeps for the page of tasks.
 REMEMBERED = 50
-#: The fields of the form that sets the limits of a queue, with their types. The form has no weights: only the command
-#: `reliq limits` changes them.
+#: The fields of the form that sets the limits of a queue, with their types. The form has no weights, which the
+#: command `reliq limits` can change.
 LIMITS: Mapping[str, Callable[[str], Any]] = {
     "ordered": bool,
     "per_key": int,

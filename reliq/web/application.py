@@ -133,7 +133,7 @@ OTHERS = {
 
 
 class KeptFiles(StaticFiles):
-    """Serves static files. Browsers may cache them for a year, because their URLs contain a digest of their contents."""
+    """Serves static files. Browsers may cache them for a year, because their URLs contain a digest of the contents."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         """Return the response with a file, and set its header Cache-Control."""

@@ -1,7 +1,8 @@
 """
 The web pages that show data. Each function reads data from Redis and returns a page.
 
-All pages share a sample: the state of all queues at one time, which is read from Redis at most once a second.
+Pages share a sample: the state of all queues at one time. It is read from Redis at most once a second, and again after
+a visitor has changed something.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def tasks(context: RequestContext) -> Response:
 
 
 def message(context: RequestContext) -> Response:
-    """Show one message: its state, errors and worker, or how it ended."""
+    """Show one message: its state, its body if the visitor may see it, and the events in its life."""
     view = context.admin.show(context.queue, context.text("id"))
     return context.page("message.html", message=view if context.shows_bodies else redacted(view))
 

@@ -166,7 +166,7 @@ class RequestContext:
         return HTMLResponse(text, code)
 
     def go(self, route: str, **params: Any) -> Response:
-        """Return a redirect to the URL of a route, for the response to a form."""
+        """Return a redirect to the URL of a route; the browser opens this URL with GET."""
         return RedirectResponse(self.url(route, **params), 303)
 
 
