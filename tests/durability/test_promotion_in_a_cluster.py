@@ -56,7 +56,9 @@ def test_resize_that_no_replica_confirms_is_refused(cluster):
         admin.resize("sturdy", 8)
     assert not cluster.client(cluster.primary_of(queue.keys.map)).exists(queue.keys.epoch), "the map is confirmed first"
     cluster.resume(replica)
-    cluster.wait_until_ok()  # the next change waits for its confirmation for only half a second
+    cluster.wait_until_ok()
+    # The next change waits for its confirmation for only half a second, and the replica may still lag.
+    eventually(lambda: queue.publish(b"", durability=Durability.replicas(1, timeout=20)).durable, "a replica confirms")
     admin.resize("sturdy", 8)
 
     assert admin.shards("sturdy").map == ShardMap(1, 8, 1, "growing")
