@@ -26,7 +26,7 @@ STACK_POLL_SECONDS = 0.2
 @dataclass(frozen=True, slots=True)
 class Running:
     """
-    A running handler, as read from a worker record that is at most 5 s old.
+    A running handler, as read from a worker record. Workers write their records every 5 s.
 
     Attributes:
         attempt: number of the delivery, 1 for the first; None for a body without an envelope.
@@ -71,7 +71,9 @@ class WorkerReads(AdminBase):
 
     def workers(self) -> list[Worker]:
         """
-        Return the record of every living worker process; each record is at most 5 s old.
+        Return the records of all worker processes.
+
+        A process writes its record every 5 s. The record of a killed process stays for up to 15 s.
 
         Raises:
             RedisUnavailableError: Redis does not answer, or it has no records because it refuses writes of workers.
@@ -152,7 +154,9 @@ def info_of(session: Session) -> dict[str, dict[str, str]]:
 
 def refusal_of_writes(servers: Mapping[str, Mapping[str, str]]) -> str:
     """
-    Return why a Redis server refuses writes, such as the records of workers; empty if all servers accept writes.
+    Return why a Redis server refuses writes, such as the records of workers: its memory is full, or its disk fails.
+
+    Return an empty text if neither is the case.
 
     Args:
         servers: the values of INFO for each Redis server.

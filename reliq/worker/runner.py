@@ -164,7 +164,7 @@ class Runner:
         """
         Prepare a handler call; return False if none of its messages may start.
 
-        Messages whose lease has expired or was lost are not passed to the handler, but returned to Redis.
+        Messages whose lease has expired or was lost are not passed to the handler, but settled as released.
         """
         late = 0
         for held in run.deliveries:
